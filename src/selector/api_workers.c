@@ -11,19 +11,19 @@
 
 /* -- records in the table; the caller holds admin ------------------------------------------------ */
 
-static size_t place_of(const struct ksel *s, uint64_t worker)
+/* Bring the fleets up to the table, which has changed. Members point to records: without memory there are none. */
+static void resync(struct ksel *s)
 {
-    size_t at = 0;
-
-    while (at < s->n_records && s->records[at]->worker < worker)
-        at++;
-    return at;
+    s->dirty = true;
+    ksel_sync(s);
+    for (struct ksel_fleet *f = s->fleets; s->dirty && f; f = f->next)
+        f->n_members = f->n_odd = 0;
 }
 
 /* Put @record, which the table owns from here on, in place of the worker's old one. Returns 0 or -ENOMEM. */
 static int put_record(struct ksel *s, struct ksel_record *record)
 {
-    size_t at = place_of(s, record->worker);
+    size_t at = ksel_record_place(s, record->worker);
     struct ksel_record **records;
     int rc = 0;
 
@@ -43,18 +43,14 @@ static int put_record(struct ksel *s, struct ksel_record *record)
             rc = -ENOMEM;
         }
     }
-    s->dirty = true;
-    ksel_sync(s);
-    /* Members point to records: without memory for a sync there are none. */
-    for (struct ksel_fleet *f = s->fleets; s->dirty && f; f = f->next)
-        f->n_members = f->n_odd = 0;
+    resync(s);
     pthread_mutex_unlock(&s->lock);
     return rc;
 }
 
 static void remove_record(struct ksel *s, uint64_t worker)
 {
-    size_t at = place_of(s, worker);
+    size_t at = ksel_record_place(s, worker);
 
     pthread_mutex_lock(&s->lock);
     if (at < s->n_records && s->records[at]->worker == worker) {
@@ -63,10 +59,7 @@ static void remove_record(struct ksel *s, uint64_t worker)
         memmove(&s->records[at], &s->records[at + 1],
                 (s->n_records - at - 1) * sizeof(struct ksel_record *));
         s->n_records--;
-        s->dirty = true;
-        ksel_sync(s);
-        for (struct ksel_fleet *f = s->fleets; s->dirty && f; f = f->next)
-            f->n_members = f->n_odd = 0;
+        resync(s);
         ksel_record_destroy(record);
     }
     pthread_mutex_unlock(&s->lock);

@@ -109,18 +109,13 @@ static int compare_members(const void *a, const void *b)
                      &((const struct ksel_member *)b)->holder);
 }
 
-static struct ksel_member *member_of(const struct ksel_fleet *fleet, struct kv_holder holder)
+struct ksel_member *ksel_fleet_member(const struct ksel_fleet *fleet, struct kv_holder holder)
 {
     const struct ksel_member key = {.holder = holder};
 
     if (!fleet->n_members)
         return NULL;
     return bsearch(&key, fleet->members, fleet->n_members, sizeof(key), compare_members);
-}
-
-const struct ksel_member *ksel_fleet_member(const struct ksel_fleet *fleet, struct kv_holder holder)
-{
-    return member_of(fleet, holder);
 }
 
 static void fleet_destroy(struct ksel_fleet *fleet)
@@ -282,76 +277,45 @@ static void join(struct ksel *s, const struct ki_worker_info *info)
     note_host(&members[fleet->n_members - 1], info->endpoint);
 }
 
-/* Remove from the books those of @before that are no members any more. */
-static void leave(struct ksel_fleet *fleet, const struct ksel_member *before, size_t n)
+/* Remove from the books those members from before the sync that are none any more. */
+static void leave(struct ksel_fleet *fleet)
 {
-    for (size_t i = 0; i < n; i++) {
-        if (!member_of(fleet, before[i].holder))
-            (void)kvsel_remove_worker(fleet->books, before[i].holder);
-        else if (before[i].odd) /* the views say it again */
-            (void)kvsel_fail_worker(fleet->books, before[i].holder, 0);
+    for (size_t i = 0; i < fleet->n_before; i++) {
+        const struct ksel_member *m = &fleet->before[i];
+
+        if (!ksel_fleet_member(fleet, m->holder))
+            (void)kvsel_remove_worker(fleet->books, m->holder);
+        else if (m->odd) /* the views say it again */
+            (void)kvsel_fail_worker(fleet->books, m->holder, 0);
     }
-}
-
-struct before {
-    struct ksel_member *members;
-    size_t n;
-};
-
-static size_t count_fleets(const struct ksel *s)
-{
-    size_t n = 0;
-
-    for (const struct ksel_fleet *f = s->fleets; f; f = f->next)
-        n++;
-    return n;
-}
-
-/* Fleets that join() creates stand before the @n there were. */
-static void take_over(struct ksel *s, const struct ki_worker_info *infos, long n_infos,
-                      struct before *before, size_t n)
-{
-    size_t i = 0;
-
-    for (struct ksel_fleet *f = s->fleets; f; f = f->next, i++) {
-        before[i] = (struct before){f->members, f->n_members};
-        f->members = NULL;
-        f->n_members = f->n_odd = 0;
-    }
-    for (long k = 0; k < n_infos; k++)
-        join(s, &infos[k]); /* they come in the order of holders */
-    i = count_fleets(s) - n;
-    for (struct ksel_fleet *f = s->fleets; f; f = f->next) {
-        if (i > 0) {
-            i--;
-            continue;
-        }
-        leave(f, before->members, before->n);
-        free(before->members);
-        before++;
-    }
+    free(fleet->before);
+    fleet->before = NULL;
+    fleet->n_before = 0;
 }
 
 void ksel_sync(struct ksel *s)
 {
     uint64_t revision = ki_registry_revision(s->service->registry);
     struct ki_worker_info *infos;
-    struct before *before;
-    size_t n;
-    long n_infos;
+    long n;
 
     if (KV_LIKELY(revision == s->revision && !s->dirty))
         return;
-    n = count_fleets(s);
-    before = calloc(n + 1, sizeof(*before));
-    n_infos = before ? ki_registry_workers(s->service->registry, &infos) : -ENOMEM;
-    if (n_infos >= 0) {
-        take_over(s, infos, n_infos, before, n);
-        ki_worker_infos_free(infos, n_infos);
-        s->revision = revision;
-        s->dirty = false;
+    n = ki_registry_workers(s->service->registry, &infos);
+    if (n < 0)
+        return;
+    for (struct ksel_fleet *f = s->fleets; f; f = f->next) {
+        f->before = KV_STEAL(f->members);
+        f->n_before = f->n_members;
+        f->n_members = f->n_odd = 0;
     }
-    free(before);
+    for (long i = 0; i < n; i++)
+        join(s, &infos[i]); /* they come in the order of holders */
+    for (struct ksel_fleet *f = s->fleets; f; f = f->next)
+        leave(f);
+    ki_worker_infos_free(infos, n);
+    s->revision = revision;
+    s->dirty = false;
 }
 
 /* Forget fleets without workers and bookings. The caller holds lock. */
@@ -400,7 +364,7 @@ void ksel_fleet_trust(struct ksel *s, struct ksel_fleet *fleet, const struct kv_
         fleet->n_odd--;
     }
     for (; v < end; v++) {
-        struct ksel_member *m = member_of(fleet, v->holder);
+        struct ksel_member *m = ksel_fleet_member(fleet, v->holder);
 
         if (!m || (v->status != KI_WITHDRAWN && !is_stale(v)))
             continue;
@@ -415,21 +379,26 @@ void ksel_fleet_trust(struct ksel *s, struct ksel_fleet *fleet, const struct kv_
 
 /* -- workers ----------------------------------------------------------------------------------- */
 
-struct ksel_record *ksel_record_find(const struct ksel *s, uint64_t worker)
+size_t ksel_record_place(const struct ksel *s, uint64_t worker)
 {
     size_t from = 0, to = s->n_records;
 
     while (from < to) {
         size_t at = from + (to - from) / 2;
 
-        if (s->records[at]->worker == worker)
-            return s->records[at];
         if (s->records[at]->worker < worker)
             from = at + 1;
         else
             to = at;
     }
-    return NULL;
+    return from;
+}
+
+struct ksel_record *ksel_record_find(const struct ksel *s, uint64_t worker)
+{
+    size_t at = ksel_record_place(s, worker);
+
+    return at < s->n_records && s->records[at]->worker == worker ? s->records[at] : NULL;
 }
 
 uint64_t ksel_n_schedulable(const struct ksel *s)

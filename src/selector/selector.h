@@ -40,7 +40,9 @@ struct ksel_fleet {
     struct kvsel *books;
     struct ksel_member *members; /* by holder */
     size_t n_members;
-    size_t n_odd; /* members with odd set */
+    size_t n_odd;               /* members with odd set */
+    struct ksel_member *before; /* those before the sync, while it lasts; else NULL */
+    size_t n_before;
     struct ksel_fleet *next;
 };
 
@@ -91,8 +93,7 @@ struct ksel_fleet *ksel_fleet_find(struct ksel *s, const char *model, const char
 void ksel_fleet_trust(struct ksel *s, struct ksel_fleet *fleet, const struct kv_buf *views);
 
 /** Find a member; NULL: none. The caller holds lock. */
-const struct ksel_member *ksel_fleet_member(const struct ksel_fleet *fleet,
-                                            struct kv_holder holder);
+struct ksel_member *ksel_fleet_member(const struct ksel_fleet *fleet, struct kv_holder holder);
 
 /** Return the fleet with a booking of this id, or NULL. The caller holds lock. */
 struct ksel_fleet *ksel_fleet_of_booking(struct ksel *s, const char *id, size_t len);
@@ -105,6 +106,9 @@ int ksel_first_token(struct ksel *s, const char *id, size_t len);
 /** @tokens 0: a block. */
 int ksel_output(struct ksel *s, const char *id, size_t len, uint64_t tokens);
 int ksel_free(struct ksel *s, const char *id, size_t len, bool lost);
+
+/** Return where the record of a worker is, or belongs. The caller holds lock or admin. */
+size_t ksel_record_place(const struct ksel *s, uint64_t worker);
 
 /** Find the record of a worker; NULL: none. The caller holds lock or admin. */
 struct ksel_record *ksel_record_find(const struct ksel *s, uint64_t worker);
