@@ -169,21 +169,19 @@ static void refuse_method(struct kh_exchange *ex)
 /* Return true when @path is a route's, and the text in place of its {id}. */
 static bool is_path(const char *route, const char *path, struct kv_str *id)
 {
-    static const char hole[] = "{id}";
-    const char *at = strchr(route, '{');
-    size_t before, behind, len;
+    size_t len, behind;
 
     *id = (struct kv_str){"", 0};
-    if (!at)
-        return strcmp(route, path) == 0;
-    before = (size_t)(at - route);
-    at += sizeof(hole) - 1;
-    behind = strlen(at);
+    for (; *route && *route != '{' && *route == *path; route++)
+        path++;
+    if (*route != '{')
+        return *route == *path;
+    route += strlen("{id}");
     len = strlen(path);
-    if (len <= before + behind || memcmp(path, route, before) != 0 ||
-        memcmp(path + len - behind, at, behind) != 0)
+    behind = strlen(route);
+    if (len <= behind || strcmp(path + len - behind, route) != 0)
         return false;
-    *id = (struct kv_str){path + before, len - before - behind};
+    *id = (struct kv_str){path, len - behind};
     return true;
 }
 
