@@ -74,6 +74,9 @@ bool kh_request_param(const struct kh_request *request, const char *name, struct
  */
 bool kh_request_u64(const struct kh_request *request, const char *name, uint64_t *ret);
 
+/** Return true unless a query argument, such as ?model_name=, asks for another value than @value. */
+bool kh_request_passes(const struct kh_request *request, const char *name, const char *value);
+
 /** Find a header's value, not decoded. Returns false when it is absent. */
 bool kh_request_header(const struct kh_request *request, const char *name, struct kv_str *ret);
 

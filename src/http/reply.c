@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Fill a reply, and read numbers of requests, without the HTTP library. */
+/* Fill a reply, and read arguments of requests, without the HTTP library. */
 #include <stdio.h>
 
 #include "base/args/args.h"
@@ -18,6 +18,13 @@ bool kh_request_u64(const struct kh_request *request, const char *name, uint64_t
     memcpy(text, value.p, value.len);
     text[value.len] = '\0';
     return kv_parse_u64(text, ret) == 0;
+}
+
+bool kh_request_passes(const struct kh_request *request, const char *name, const char *value)
+{
+    struct kv_str wanted;
+
+    return !kh_request_param(request, name, &wanted) || kv_str_eq(wanted, value);
 }
 
 void kh_reply_header(struct kh_reply *reply, const char *name, const char *value)

@@ -21,13 +21,6 @@ static long loads_of(const struct ksel_fleet *fleet, struct kvsel_load **ret)
     return (long)kvsel_get_loads(fleet->books, *ret, n);
 }
 
-static bool passes(const struct kh_request *request, const char *param, const char *value)
-{
-    struct kv_str wanted;
-
-    return !kh_request_param(request, param, &wanted) || kv_str_eq(wanted, value);
-}
-
 /* -- loads --------------------------------------------------------------------------------------- */
 
 static void write_loads(struct ksel *s, const struct ksel_fleet *fleet, struct kv_json_writer *w)
@@ -70,7 +63,8 @@ void ksel_api_loads(void *service, struct kh_request *request, struct kh_reply *
     pthread_mutex_lock(&s->lock);
     ksel_sync(s);
     for (const struct ksel_fleet *f = s->fleets; f; f = f->next)
-        if (passes(request, "model_name", f->model) && passes(request, "routing_group", f->group))
+        if (kh_request_passes(request, "model_name", f->model) &&
+            kh_request_passes(request, "routing_group", f->group))
             write_loads(s, f, &w);
     pthread_mutex_unlock(&s->lock);
     kv_json_end_array(&w);

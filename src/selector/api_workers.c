@@ -388,13 +388,6 @@ void ksel_write_one(struct ki_service *service, const struct ki_worker_info *inf
     pthread_mutex_unlock(&s->lock);
 }
 
-static bool has_param(const struct kh_request *request, const char *name, const char *value)
-{
-    struct kv_str wanted;
-
-    return !kh_request_param(request, name, &wanted) || kv_str_eq(wanted, value);
-}
-
 static bool is_sought(const struct kh_request *request)
 {
     struct kv_str text;
@@ -417,8 +410,8 @@ void ksel_write_others(struct ki_service *service, const struct kh_request *requ
 
         for (long k = 0; k < n && !registered; k++)
             registered = infos[k].instance == r->worker;
-        if (!registered && has_param(request, "model_name", r->model) &&
-            has_param(request, "routing_group", r->group))
+        if (!registered && kh_request_passes(request, "model_name", r->model) &&
+            kh_request_passes(request, "routing_group", r->group))
             /* Complete, and yet without a stream: a client or a peer has unregistered it. */
             write_record(r,
                          ksel_record_lifecycle(r) == KSEL_INCOMPLETE ? KSEL_INCOMPLETE

@@ -136,20 +136,13 @@ static void write_worker(struct kv_json_writer *w, struct ki_service *service,
     kv_json_end_object(w);
 }
 
-static bool passes(const struct kh_request *request, const char *param, const char *value)
-{
-    struct kv_str wanted;
-
-    return !kh_request_param(request, param, &wanted) || kv_str_eq(wanted, value);
-}
-
 /* routing_group overrides tenant_id, as in bodies. */
 static bool passes_tenant(const struct kh_request *request, const char *tenant)
 {
     struct kv_str unused;
     bool group = kh_request_param(request, "routing_group", &unused);
 
-    return passes(request, group ? "routing_group" : "tenant_id", tenant);
+    return kh_request_passes(request, group ? "routing_group" : "tenant_id", tenant);
 }
 
 /* Return true when @text contains @part, in any case of ASCII letters. */
@@ -206,8 +199,9 @@ static bool is_wanted(const struct kh_request *request, const struct ki_worker_i
 
 static bool passes_all(const struct kh_request *request, const struct ki_worker_info *infos, long n)
 {
-    return passes(request, "model_name", infos->model) && passes_tenant(request, infos->tenant) &&
-           is_wanted(request, infos, n) && is_sought(request, infos, n);
+    return kh_request_passes(request, "model_name", infos->model) &&
+           passes_tenant(request, infos->tenant) && is_wanted(request, infos, n) &&
+           is_sought(request, infos, n);
 }
 
 /* The ranks of an instance in a list of registrations. */
