@@ -11,11 +11,10 @@
 #include "extproc/extproc.h"
 #include "selector/ask.h"
 
-#define MAX_FALLBACKS 8  /* of --ext-proc-fallbacks */
-#define ADDRESS_TEXT 300 /* bytes of "host:port" */
+#define MAX_FALLBACKS 8 /* of --ext-proc-fallbacks */
 #define GROUP "default"
 
-_Static_assert((MAX_FALLBACKS + 1) * ADDRESS_TEXT <= KX_MAX_ENDPOINTS, "no address is cut");
+_Static_assert((MAX_FALLBACKS + 1) * KSEL_ADDRESS <= KX_MAX_ENDPOINTS, "no address is cut");
 
 struct ksel_envoy {
     struct kx_picker picker;
@@ -23,33 +22,7 @@ struct ksel_envoy {
     _Atomic uint64_t turn; /* of the workers that tokenize */
 };
 
-/* -- addresses of workers ------------------------------------------------------------------------ */
-
-/*
- * Write where Envoy reaches a worker: "host:port" of its record's endpoint; without one the host of its event
- * stream with --ext-proc-target-port. Returns false when neither is known, or the endpoint isn't that.
- */
-static bool address_of(const struct ksel *s, const struct ksel_member *member, char *ret,
-                       size_t size)
-{
-    const char *text = member->record ? member->record->endpoint : NULL, *scheme;
-    int n;
-
-    if (member->nowhere)
-        return false;
-    if (text && *text) {
-        scheme = strstr(text, "://");
-        if (scheme)
-            text = scheme + 3;
-        n = snprintf(ret, size, "%.*s", (int)strcspn(text, "/"), text);
-        return n > 0 && (size_t)n < size;
-    }
-    if (!member->host[0] || !s->options->ext_proc_target_port)
-        return false;
-    n = snprintf(ret, size, strchr(member->host, ':') ? "[%s]:%u" : "%s:%u", member->host,
-                 (unsigned)s->options->ext_proc_target_port);
-    return n > 0 && (size_t)n < size;
-}
+/* -- choosing ------------------------------------------------------------------------------------ */
 
 static int compare_texts(const void *a, const void *b)
 {
@@ -60,7 +33,7 @@ static int compare_texts(const void *a, const void *b)
  * Name the workers that may be chosen in scratch->body.allowed: those with an address, and among the
  * candidates. Returns false when out of memory.
  */
-static bool admit(const struct ksel *s, const struct ksel_fleet *fleet, const struct kx_ask *ask,
+static bool admit(const struct ksel_fleet *fleet, const struct kx_ask *ask,
                   struct ksel_ask *question)
 {
     struct ksel_scratch *scratch = question->scratch;
@@ -74,9 +47,8 @@ static bool admit(const struct ksel *s, const struct ksel_fleet *fleet, const st
         qsort(sorted->data, ask->n_candidates, sizeof(*ask->candidates), compare_texts);
     for (size_t i = 0; i < fleet->n_members; i++) {
         const struct ksel_member *m = &fleet->members[i];
-        char address[ADDRESS_TEXT];
-        const char *key = address;
-        bool fits = address_of(s, m, address, sizeof(address));
+        const char *key = m->address;
+        bool fits = *m->address;
 
         if (fits && ask->limited)
             fits = sorted->len && bsearch(&key, sorted->data, ask->n_candidates,
@@ -94,8 +66,6 @@ static bool admit(const struct ksel *s, const struct ksel_fleet *fleet, const st
     }
     return !allowed->error && !sorted->error;
 }
-
-/* -- choosing ------------------------------------------------------------------------------------ */
 
 static ksel_text add_text(struct ksel_body *body, const char *text)
 {
@@ -198,15 +168,14 @@ static void add_fallbacks(const struct ksel *s, const struct ksel_fleet *fleet,
 
     for (size_t k = 0; k < s->options->ext_proc_fallbacks; k++) {
         const struct ksel_member *member;
-        char address[ADDRESS_TEXT];
         size_t len = strlen(ret);
 
         best[k] = next_best(c, n, chosen.worker, best, k);
         if (!best[k])
             return;
         member = ksel_fleet_member(fleet, best[k]->holder);
-        if (member && address_of(s, member, address, sizeof(address)))
-            (void)snprintf(ret + len, KX_MAX_ENDPOINTS - len, ",%s", address);
+        if (member && *member->address)
+            (void)snprintf(ret + len, KX_MAX_ENDPOINTS - len, ",%s", member->address);
     }
 }
 
@@ -220,14 +189,15 @@ static long decide(struct ksel *s, struct ksel_fleet *fleet, struct ksel_ask *qu
     long n;
     int rc;
 
-    if (!admit(s, fleet, ask, question))
+    if (!admit(fleet, ask, question))
         return -ENOMEM;
     n = ksel_ask_candidates(question, fleet, now_ns, choice);
     if (n < 0)
         return n;
     member = choice->candidates ? ksel_fleet_member(fleet, choice->worker) : NULL;
-    if (!member || !address_of(s, member, ret, ADDRESS_TEXT))
+    if (!member || !*member->address)
         return -EHOSTUNREACH;
+    (void)snprintf(ret, KX_MAX_ENDPOINTS, "%s", member->address);
     rc = kvsel_book(fleet->books, ask->id, strlen(ask->id), &question->request, choice, now_ns);
     if (rc < 0)
         return rc == -ENOSPC ? -ENOBUFS : rc;
@@ -324,12 +294,12 @@ static bool engine(void *arg, const char *model, char *ret, size_t size)
     for (size_t i = 0; fleet && i < fleet->n_members && !found; i++) {
         const struct ksel_member *m = &fleet->members[(turn + i) % fleet->n_members];
         const char *text = m->record ? m->record->endpoint : NULL;
-        char address[ADDRESS_TEXT];
 
-        found = address_of(s, m, address, sizeof(address));
+        found = *m->address;
         if (found)
             (void)snprintf(ret, size, "%s://%s",
-                           text && strncmp(text, "https://", 8) == 0 ? "https" : "http", address);
+                           text && strncmp(text, "https://", 8) == 0 ? "https" : "http",
+                           m->address);
     }
     pthread_mutex_unlock(&s->lock);
     return found;

@@ -226,30 +226,32 @@ static int set_worker(struct ksel_fleet *fleet, const struct ki_worker_info *inf
     return rc;
 }
 
-/* Note the host of an event stream, where that is an address: Envoy resolves no names. */
-static void note_host(struct ksel_member *member, const char *endpoint)
+/*
+ * Note where Envoy reaches the member: its record's endpoint, if that is a host and a port; without one the
+ * host of its event stream, if that is an address (Envoy resolves no names), with --ext-proc-target-port.
+ */
+static void note_address(const struct ksel *s, struct ksel_member *member, const char *stream)
 {
+    const char *endpoint = member->record ? member->record->endpoint : NULL, *scheme, *why;
+    unsigned port = (unsigned)s->options->ext_proc_target_port;
     struct kv_endpoint parsed;
-    const char *why;
+    char text[sizeof("tcp://") + KSEL_ADDRESS];
     uint8_t address[16];
+    size_t len;
 
-    if (kv_endpoint_parse(endpoint, &parsed, &why) == 0 && parsed.scheme == KV_SCHEME_TCP &&
-        kv_endpoint_address(&parsed, address) && strlen(parsed.host) < sizeof(member->host))
-        memcpy(member->host, parsed.host, strlen(parsed.host) + 1);
-}
-
-/* Return true when the record's endpoint is a host and a port, as Envoy is told them: in a header. */
-static bool names_place(const char *endpoint)
-{
-    const char *scheme = strstr(endpoint, "://"), *why;
-    struct kv_endpoint parsed;
-    char text[300];
-    int n;
-
-    if (scheme)
-        endpoint = scheme + 3;
-    n = snprintf(text, sizeof(text), "tcp://%.*s", (int)strcspn(endpoint, "/"), endpoint);
-    return n > 0 && (size_t)n < sizeof(text) && kv_endpoint_parse_peer(text, &parsed, &why) == 0;
+    if (endpoint) {
+        scheme = strstr(endpoint, "://");
+        if (scheme)
+            endpoint = scheme + 3;
+        len = strcspn(endpoint, "/");
+        (void)snprintf(text, sizeof(text), "tcp://%.*s", (int)KV_MIN(len, sizeof(text)), endpoint);
+        if (len < KSEL_ADDRESS && kv_endpoint_parse_peer(text, &parsed, &why) == 0)
+            memcpy(member->address, endpoint, len);
+    } else if (port && kv_endpoint_parse(stream, &parsed, &why) == 0 &&
+               parsed.scheme == KV_SCHEME_TCP && kv_endpoint_address(&parsed, address)) {
+        (void)snprintf(member->address, KSEL_ADDRESS,
+                       strchr(parsed.host, ':') ? "[%.64s]:%u" : "%.64s:%u", parsed.host, port);
+    }
 }
 
 /* Add the rank of @info, if it may be chosen. */
@@ -272,9 +274,7 @@ static void join(struct ksel *s, const struct ki_worker_info *info)
     fleet->members = members;
     members[fleet->n_members++] =
         (struct ksel_member){.holder = {info->instance, info->rank}, .record = record};
-    members[fleet->n_members - 1].nowhere =
-        record && record->endpoint && !names_place(record->endpoint);
-    note_host(&members[fleet->n_members - 1], info->endpoint);
+    note_address(s, &members[fleet->n_members - 1], info->endpoint);
 }
 
 /* Remove from the books those members from before the sync that are none any more. */

@@ -24,13 +24,14 @@
 #include "selector/options.h"
 #include "selector/record.h"
 
+#define KSEL_ADDRESS 300 /* bytes of "host:port" */
+
 /** A rank of a fleet that may be chosen, or drains. */
 struct ksel_member {
     struct kv_holder holder;
     const struct ksel_record *record; /* or NULL */
     bool odd;                         /* by the views: without a live stream, or withdrawn */
-    bool nowhere;                     /* the record's endpoint isn't a host and a port */
-    char host[64];                    /* address of its event stream; empty: none, or a name */
+    char address[KSEL_ADDRESS];       /* host:port, where Envoy reaches it; empty: not known */
 };
 
 /** A model and routing group with one block size. */
