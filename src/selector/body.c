@@ -325,19 +325,14 @@ static bool read_booking(struct reading *r, struct kv_str key)
 
 static void clear(struct ki_body *prompt, struct ksel_body *b)
 {
-    struct kv_buf keep[] = {b->sequence,  b->allowed, b->avoided,  b->required,
-                            b->preferred, b->strings, b->unescaped};
-
-    *b = (struct ksel_body){0};
-    for (size_t i = 0; i < KV_COUNT(keep); i++)
-        kv_buf_clear(&keep[i]);
-    b->sequence = keep[0];
-    b->allowed = keep[1];
-    b->avoided = keep[2];
-    b->required = keep[3];
-    b->preferred = keep[4];
-    b->strings = keep[5];
-    b->unescaped = keep[6];
+    memset(b, 0, offsetof(struct ksel_body, sequence));
+    kv_buf_clear(&b->sequence);
+    kv_buf_clear(&b->allowed);
+    kv_buf_clear(&b->avoided);
+    kv_buf_clear(&b->required);
+    kv_buf_clear(&b->preferred);
+    kv_buf_clear(&b->strings);
+    kv_buf_clear(&b->unescaped);
     kv_buf_clear(&prompt->token_ids);
     kv_buf_clear(&prompt->block_hashes);
     kv_buf_clear(&prompt->mm_objects);

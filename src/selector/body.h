@@ -32,7 +32,6 @@ struct ksel_body {
     /* Prompt. token_ids, block_hashes and mm_objects are in the struct ki_body given to ksel_body_parse. */
     bool has_tokens, has_blocks, has_sequence, has_isl;
     uint64_t isl_tokens;
-    struct kv_buf sequence; /* raw uint64_t */
     ksel_text model, group, tenant, lora, salt;
     /* Request. */
     ksel_text id; /* selection_id */
@@ -47,9 +46,6 @@ struct ksel_body {
     bool has_pin, has_pin_rank, has_allowed;
     uint64_t pin;
     uint32_t pin_rank;
-    struct kv_buf allowed, avoided; /* raw uint64_t: worker ids */
-    struct kv_buf required;         /* raw ksel_text */
-    struct kv_buf preferred;        /* raw struct ksel_preference */
     /* Booking. */
     bool has_worker, has_effective;
     uint64_t worker, effective;
@@ -58,7 +54,11 @@ struct ksel_body {
     bool has_decay;
     double decay;
     uint64_t tokens; /* 0: a block */
-    /* Buffers of the parser. */
+    /* Buffers, from here on: their memory is used again. */
+    struct kv_buf sequence;         /* raw uint64_t */
+    struct kv_buf allowed, avoided; /* raw uint64_t: worker ids */
+    struct kv_buf required;         /* raw ksel_text */
+    struct kv_buf preferred;        /* raw struct ksel_preference */
     struct kv_buf strings, unescaped;
 };
 void ksel_body_fini(struct ksel_body *body);
