@@ -5,16 +5,11 @@
 #include <string.h>
 
 #include "base/core/mix.h"
-#include "base/hash/hash.h"
+#include "base/core/xxh.h"
 
 static size_t bucket_of(const struct ksel_cache *c, const char *id, size_t len)
 {
-    uint8_t hash[16];
-    uint64_t head;
-
-    kv_hash(id, len, hash);
-    memcpy(&head, hash, sizeof(head));
-    return (size_t)kv_mix(head) & (c->n_buckets - 1);
+    return (size_t)kv_mix(kv_xxh64(id, len, kv_mix_secret.flip)) & (c->n_buckets - 1);
 }
 
 static size_t size_of(const struct ksel_kept *k)

@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "base/core/clock.h"
-#include "base/hash/hash.h"
+#include "base/core/xxh.h"
 
 struct ksel_log {
     char *path;
@@ -84,14 +84,9 @@ uint64_t ksel_log_dropped(const struct ksel_log *log)
 
 bool ksel_log_wants(const struct ksel_log *log, const char *id, size_t len)
 {
-    uint8_t hash[16];
-    uint64_t head;
-
     if (!log || log->sample == 1)
         return log;
-    kv_hash(id, len, hash);
-    memcpy(&head, hash, sizeof(head));
-    return head % log->sample == 0;
+    return kv_xxh64(id, len, 0) % log->sample == 0;
 }
 
 /* Take back the first @n bytes of a line, of which the rest found no room. Where that can't be, the next line ends it. */

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/args/instance.h"
-#include "base/hash/hash.h"
+#include "base/core/xxh.h"
 #include "base/json/json.h"
 #include "cli/select/select.h"
 
@@ -29,12 +29,7 @@ void kc_select_log_fini(struct kc_select_log *log)
 
 static uint64_t hash_of(struct kv_str text)
 {
-    uint8_t hash[16];
-    uint64_t head;
-
-    kv_hash(text.p ? text.p : "", text.len, hash);
-    memcpy(&head, hash, sizeof(head));
-    return head;
+    return kv_xxh64(text.p ? text.p : "", text.len, 0);
 }
 
 /* Read a worker's id: a number or a name. */
@@ -256,7 +251,7 @@ int kc_select_log_read(const char *path, struct kc_select_log *ret, struct kv_er
     return rc;
 }
 
-static int by_value(const void *a, const void *b)
+int kc_select_by_value(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;
 
@@ -281,7 +276,7 @@ double kc_select_log_speed(const struct kc_select_log *log)
                 speeds[n++] = (at->waiting + at->uncovered) / (d[i].first - d[i].time);
         }
     if (n) {
-        qsort(speeds, n, sizeof(*speeds), by_value);
+        qsort(speeds, n, sizeof(*speeds), kc_select_by_value);
         median = speeds[n / 2];
     }
     free(speeds);

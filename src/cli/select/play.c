@@ -248,13 +248,6 @@ static int decide(struct play *p, size_t number, bool logged, struct kc_select_r
 
 /* -- figures ------------------------------------------------------------------------------------------ */
 
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-
-    return (x > y) - (x < y);
-}
-
 /* Return the median duration of the log's answers; 0: none has both ends. */
 static double median_answer(const struct play *p, double *scratch)
 {
@@ -263,7 +256,7 @@ static double median_answer(const struct play *p, double *scratch)
     for (size_t i = 0; i < p->log->n; i++)
         if (p->decisions[i].first >= 0 && p->decisions[i].end >= p->decisions[i].first)
             scratch[n++] = p->decisions[i].end - p->decisions[i].first;
-    qsort(scratch, n, sizeof(*scratch), by_value);
+    qsort(scratch, n, sizeof(*scratch), kc_select_by_value);
     return n ? scratch[n / 2] : 0;
 }
 
@@ -273,7 +266,7 @@ static void sum_up(struct play *p, struct kc_select_result *ret)
 
     for (size_t i = 0; i < p->log->n; i++)
         total += p->ttft[i];
-    qsort(p->ttft, p->log->n, sizeof(*p->ttft), by_value);
+    qsort(p->ttft, p->log->n, sizeof(*p->ttft), kc_select_by_value);
     ret->n = p->log->n;
     ret->mean_ttft = total / (double)p->log->n;
     ret->p99_ttft = p->ttft[(size_t)((double)(p->log->n - 1) * 0.99)];

@@ -52,6 +52,9 @@ void kc_select_log_fini(struct kc_select_log *log);
 /** Read a log; - for standard input. Lines that are no event are counted. Returns 0 or an errno with @error. */
 int kc_select_log_read(const char *path, struct kc_select_log *ret, struct kv_error *error);
 
+/** Compare two doubles, for qsort. */
+int kc_select_by_value(const void *a, const void *b);
+
 /** Return the tokens a second that the log shows: the median of its prompts. 0: it shows none. */
 double kc_select_log_speed(const struct kc_select_log *log);
 
