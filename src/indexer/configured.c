@@ -397,7 +397,7 @@ void ki_configured_reload(struct ki_service *service)
         kv_log_error("service", "the configuration was not read again: out of memory", NULL);
         return;
     }
-    rc = ki_options_parse_as(o->program, o->argc, o->argv, after, &error);
+    rc = ki_options_parse(o->program, o->argc, o->argv, after, &error);
     if (rc == 0)
         rc = take_over(service, after, &error);
     if (rc == 0) {

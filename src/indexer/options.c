@@ -208,9 +208,9 @@ static const char footer[] =
     "(Type=notify) it reports when it is ready.\n";
 
 /* Options of workers, which may stand in sections; the section's name is their model's. */
-static const char of_workers[] = "workers|discover|dynamo|dynamo-nats|block-size|tenant-id|routing-"
-                                 "group|hash-lookahead|eagle-drop|"
-                                 "eagle-groups|groups|silent-windows|kv-cache-report-mode";
+static const char of_workers[] =
+    "workers|discover|dynamo|dynamo-nats|block-size|tenant-id|routing-group|hash-lookahead|"
+    "eagle-drop|eagle-groups|groups|silent-windows|kv-cache-report-mode";
 
 static void *begin_section(void *values, const char *name)
 {
@@ -454,8 +454,8 @@ static int read_initial(struct ki_options *ret, struct kv_error *error)
     return 0;
 }
 
-int ki_options_parse_as(const struct ki_program *program, int argc, char **argv,
-                        struct ki_options *ret, struct kv_error *error)
+int ki_options_parse(const struct ki_program *program, int argc, char **argv,
+                     struct ki_options *ret, struct kv_error *error)
 {
     int rc;
 
@@ -485,9 +485,9 @@ int ki_options_parse_as(const struct ki_program *program, int argc, char **argv,
     return rc;
 }
 
-int ki_options_parse(int argc, char **argv, struct ki_options *ret, struct kv_error *error)
+const char *ki_options_program(const struct ki_options *options)
 {
-    return ki_options_parse_as(NULL, argc, argv, ret, error);
+    return options->program ? options->program->name : indexer_program.name;
 }
 
 void ki_options_fini(struct ki_options *options)

@@ -91,15 +91,15 @@ struct ki_options {
 };
 
 /**
- * Read the command line, the environment and the configuration file.
- * Free the sections in @ret by ki_options_fini. Returns like kv_args_parse: 0, 1 (help was printed),
- * -EINVAL.
+ * Read the command line, the environment and the configuration file of @program, whose struct of
+ * program->size bytes begins with @ret; NULL: of kv-indexer. Free the sections in @ret by ki_options_fini.
+ * Returns like kv_args_parse: 0, 1 (help was printed), -EINVAL.
  */
-int ki_options_parse(int argc, char **argv, struct ki_options *ret, struct kv_error *error);
+int ki_options_parse(const struct ki_program *program, int argc, char **argv,
+                     struct ki_options *ret, struct kv_error *error);
 
-/** The same for another program; @ret points to its struct, of program->size bytes. */
-int ki_options_parse_as(const struct ki_program *program, int argc, char **argv,
-                        struct ki_options *ret, struct kv_error *error);
+/** Return the name of the program. */
+const char *ki_options_program(const struct ki_options *options);
 
 /** Free the sections. */
 void ki_options_fini(struct ki_options *options);

@@ -332,8 +332,9 @@ static int serve(struct ki_service *service, int fd, uint16_t port, struct kv_er
     return 0;
 }
 
-int ki_service_run(const struct ki_options *options, const struct ki_addition *addition,
-                   struct kv_error *error)
+/* Run until a signal ends it. Returns 0 or a negative errno with @error. */
+static int run(const struct ki_options *options, const struct ki_addition *addition,
+               struct kv_error *error)
 {
     struct ki_service service = {
         .options = options, .addition = addition, .started_wall_ns = kv_wall_ns()};
@@ -352,4 +353,26 @@ int ki_service_run(const struct ki_options *options, const struct ki_addition *a
     if (rc == 0)
         kv_log_info("service", "stopped", NULL);
     return rc;
+}
+
+int ki_main(const struct ki_program *program, const struct ki_addition *addition, int argc,
+            char **argv, struct ki_options *options)
+{
+    struct kv_error error = {0};
+    int rc = ki_options_parse(program, argc, argv, options, &error);
+    const char *name = ki_options_program(options);
+
+    if (rc > 0)
+        return 0;
+    if (rc < 0) {
+        fprintf(stderr, "%s: %s\nTry %s --help.\n", name, error.text, name);
+        return 2;
+    }
+    kv_log_set_level((enum kv_log_level)kv_log_parse_level(options->log_level));
+    kv_log_set_format(strcmp(options->log_format, "json") == 0 ? KV_LOG_JSON : KV_LOG_LOGFMT);
+    rc = run(options, addition, &error);
+    ki_options_fini(options);
+    if (rc < 0)
+        fprintf(stderr, "%s: %s\n", name, error.text);
+    return rc < 0;
 }

@@ -35,7 +35,6 @@ struct ki_service;
 
 /** Parts that another program adds to the service: kv-selector is a kv-indexer with choices. */
 struct ki_addition {
-    const char *name;              /* of the program */
     const struct kh_route *routes; /* one with a method and path of the service's own replaces it */
     size_t n_routes;
     /* Start, when workers are registered and before the port is open. Sets service->added. */
@@ -83,11 +82,11 @@ struct ki_service {
 };
 
 /**
- * Run until a signal ends it, with what @addition (may be NULL) adds. Returns 0 or a negative errno with
- * @error.
+ * Parse the command line of @program (as ki_options_parse does) into @options, and run until a signal ends
+ * it, with what @addition (may be NULL) adds. Returns the exit status.
  */
-int ki_service_run(const struct ki_options *options, const struct ki_addition *addition,
-                   struct kv_error *error);
+int ki_main(const struct ki_program *program, const struct ki_addition *addition, int argc,
+            char **argv, struct ki_options *options);
 
 /** Take a scratch. NULL when out of memory (@reply then says so). */
 struct ki_scratch *ki_scratch_take(struct ki_service *service, struct kh_reply *reply);

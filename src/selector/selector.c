@@ -590,7 +590,6 @@ static const struct kh_route routes[] = {
 };
 
 const struct ki_addition ksel_addition = {
-    .name = "kv-selector",
     .routes = routes,
     .n_routes = KV_COUNT(routes),
     .start = start,

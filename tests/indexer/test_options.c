@@ -13,7 +13,7 @@ static int parse(struct ki_options *options, struct kv_error *error, int argc,
     for (int i = 0; i < argc; i++)
         argv[i + 1] = (char *)args[i];
     memset(error, 0, sizeof(*error));
-    return ki_options_parse(argc + 1, argv, options, error);
+    return ki_options_parse(NULL, argc + 1, argv, options, error);
 }
 #define PARSE(...)                                                               \
     parse(&options, &error, (int)KV_COUNT(((const char *const[]){__VA_ARGS__})), \

@@ -211,7 +211,7 @@ void ki_api_root(void *arg, struct kh_request *request, struct kh_reply *reply)
     kh_reply_header(reply, "Vary", "Accept"); /* browsers get the page */
     kv_json_writer_init(&w, &reply->body);
     kv_json_begin_object(&w);
-    kv_json_member_str(&w, "service", service->addition ? service->addition->name : "kv-indexer");
+    kv_json_member_str(&w, "service", ki_options_program(service->options));
     kv_json_member_str(&w, "version", KV_VERSION);
     kv_json_key(&w, "endpoints");
     kv_json_begin_array(&w);
