@@ -81,7 +81,7 @@ void ksel_api_output_block(void *service, struct kh_request *request, struct kh_
 
     if (!scratch)
         return;
-    if (ksel_read_body(s, request, reply, scratch)) {
+    if (ksel_read_body(request, reply, scratch)) {
         const struct ksel_body *body = &scratch->body;
 
         if (body->has_decay && !(body->decay >= 0 && body->decay <= 1))
@@ -111,7 +111,7 @@ static void answer(struct ksel *s, const char *id, size_t id_len, struct kv_hold
     kv_json_end_object(&w);
 }
 
-static void refuse(int rc, const char *id, struct kh_reply *reply)
+void ksel_refuse_booking(int rc, const char *id, struct kh_reply *reply)
 {
     if (rc == -EEXIST)
         kh_reply_error(reply, 409, "selection_id %.200s is in use", id);
@@ -200,7 +200,7 @@ static void book_named(struct ksel *s, struct ksel_ask *ask, const char *id, siz
         rc = kvsel_book(fleet->books, id, len, &ask->request, &choice, now_ns);
     pthread_mutex_unlock(&s->lock);
     if (rc < 0)
-        refuse(rc, id, reply);
+        ksel_refuse_booking(rc, id, reply);
     else
         answer(s, id, len, worker, reply);
 }
@@ -222,7 +222,7 @@ static void reserve(struct ksel *s, struct ksel_scratch *scratch, struct kh_repl
     } else {
         rc = book_kept(s, id, body->id_len, &worker);
         if (rc < 0)
-            refuse(rc, id, reply);
+            ksel_refuse_booking(rc, id, reply);
         else
             answer(s, id, body->id_len, worker, reply);
     }
@@ -235,7 +235,7 @@ void ksel_api_reserve(void *service, struct kh_request *request, struct kh_reply
 
     if (!scratch)
         return;
-    if (ksel_read_body(s, request, reply, scratch))
+    if (ksel_read_body(request, reply, scratch))
         reserve(s, scratch, reply);
     ksel_scratch_give(s, scratch);
 }

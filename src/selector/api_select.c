@@ -241,27 +241,28 @@ static void answer(struct ksel *s, const struct ksel_ask *ask, const struct made
 static void refuse(int rc, const struct ksel_ask *ask, const struct made *made, struct ksel *s,
                    struct kh_reply *reply)
 {
-    if (rc == -EEXIST) {
-        kh_reply_error(reply, 409, "selection_id %.200s is in use", made->id);
-    } else if (rc == -EHOSTUNREACH) {
-        kh_reply_error(reply, 503, "no endpoints available to route work");
-        if (made->n_candidates && ask->scratch->body.explain) {
-            struct ksel_decision decision = decision_of(s, ask, made, false);
-            struct kv_json_writer w;
+    static const char unfit[] = "no endpoints available to route work";
+    struct ksel_decision decision;
+    struct kv_json_writer w;
 
-            kv_buf_clear(&reply->body);
-            kv_json_writer_init(&w, &reply->body);
-            kv_json_begin_object(&w);
-            kv_json_member_str(&w, "error", "no endpoints available to route work");
-            write_decision(&decision, &w);
-            kv_json_end_object(&w);
-        }
-    } else if (rc == -ENOSPC) {
-        kh_reply_error(reply, 503, "too many bookings (--max-bookings)");
-    } else {
-        kh_reply_error(reply, rc == -EINVAL ? 400 : 503, "%s",
-                       rc == -EINVAL ? "bad request" : "out of memory");
+    if (rc == -EINVAL) {
+        kh_reply_error(reply, 400, "bad request");
+        return;
     }
+    if (rc != -EHOSTUNREACH) {
+        ksel_refuse_booking(rc, made->id, reply);
+        return;
+    }
+    kh_reply_error(reply, 503, "%s", unfit);
+    if (!made->n_candidates || !ask->scratch->body.explain)
+        return;
+    decision = decision_of(s, ask, made, false);
+    kv_buf_clear(&reply->body);
+    kv_json_writer_init(&w, &reply->body);
+    kv_json_begin_object(&w);
+    kv_json_member_str(&w, "error", unfit);
+    write_decision(&decision, &w);
+    kv_json_end_object(&w);
 }
 
 static void select_for(struct ksel *s, struct ksel_ask *ask, bool booked, struct kh_reply *reply)
@@ -404,7 +405,7 @@ static void ask_about(struct ksel *s, struct kh_request *request, struct kh_repl
 
     if (!scratch)
         return;
-    if (ksel_read_body(s, request, reply, scratch)) {
+    if (ksel_read_body(request, reply, scratch)) {
         if (ksel_ask_begin(s, scratch, &ask, reply))
             fn(s, &ask, reply);
         ksel_ask_end(&ask);

@@ -222,10 +222,8 @@ static void apply(struct ksel *s, struct ksel_record *record, unsigned status,
 
 static bool may_go_on(struct kh_request *request, struct kh_reply *reply, bool body)
 {
-    if (body && ki_media_of(request->content_type) != KI_MEDIA_JSON) {
-        kh_reply_error(reply, 415, "expected the header Content-Type: application/json");
+    if (body && !ksel_is_json(request, reply))
         return false;
-    }
     reply->rerun = !request->may_wait; /* blocks may have to leave, which takes seconds */
     return request->may_wait;
 }
@@ -234,11 +232,8 @@ static bool parse(struct kh_request *request, bool create, struct ksel_record *r
                   struct kh_reply *reply)
 {
     struct kv_error error = {0};
-    int rc = ksel_record_parse(request->body, create, record, &error);
 
-    if (rc < 0)
-        kh_reply_error(reply, rc == -EINVAL ? 422 : rc == -ENOMEM ? 503 : 400, "%s", error.text);
-    return rc == 0;
+    return ksel_is_read(ksel_record_parse(request->body, create, record, &error), &error, reply);
 }
 
 void ksel_api_add_worker(void *service, struct kh_request *request, struct kh_reply *reply)

@@ -71,23 +71,32 @@ void ksel_scratch_give(struct ksel *s, struct ksel_scratch *scratch)
     pthread_mutex_unlock(&s->lock);
 }
 
-bool ksel_read_body(struct ksel *s, struct kh_request *request, struct kh_reply *reply,
+bool ksel_is_json(const struct kh_request *request, struct kh_reply *reply)
+{
+    if (ki_media_of(request->content_type) == KI_MEDIA_JSON)
+        return true;
+    kh_reply_error(reply, 415, "expected the header Content-Type: application/json");
+    return false;
+}
+
+bool ksel_is_read(int rc, const struct kv_error *error, struct kh_reply *reply)
+{
+    if (rc < 0)
+        kh_reply_error(reply, rc == -EINVAL ? 422 : rc == -ENOMEM ? 503 : 400, "%s", error->text);
+    return rc == 0;
+}
+
+bool ksel_read_body(struct kh_request *request, struct kh_reply *reply,
                     struct ksel_scratch *scratch)
 {
     struct kv_error error = {0};
     const char *model;
-    int rc;
 
-    (void)s;
-    if (ki_media_of(request->content_type) != KI_MEDIA_JSON) {
-        kh_reply_error(reply, 415, "expected the header Content-Type: application/json");
+    if (!ksel_is_json(request, reply) ||
+        !ksel_is_read(
+            ksel_body_parse(request->body, &scratch->indexer->body, &scratch->body, &error), &error,
+            reply))
         return false;
-    }
-    rc = ksel_body_parse(request->body, &scratch->indexer->body, &scratch->body, &error);
-    if (rc < 0) {
-        kh_reply_error(reply, rc == -EINVAL ? 422 : rc == -ENOMEM ? 503 : 400, "%s", error.text);
-        return false;
-    }
     model = ksel_text_of(&scratch->body, scratch->body.model);
     if (model)
         (void)snprintf(request->model, sizeof(request->model), "%s", model);

@@ -120,11 +120,16 @@ uint64_t ksel_n_schedulable(const struct ksel *s);
 /** Write a worker's id as its clients call it. */
 void ksel_put_worker(struct ksel *s, struct kv_json_writer *w, uint64_t worker);
 
-/**
- * Read the request's body as JSON. Returns false when @reply has the error: 415, 400, 422, 503.
- */
-bool ksel_read_body(struct ksel *s, struct kh_request *request, struct kh_reply *reply,
+/** Return true when the body is said to be JSON; else @reply has the 415. */
+bool ksel_is_json(const struct kh_request *request, struct kh_reply *reply);
+/** Return true when a body was read (@rc is 0); else @reply has the error: 400, 422, 503. */
+bool ksel_is_read(int rc, const struct kv_error *error, struct kh_reply *reply);
+/** Read the request's body. Returns false when @reply has the error, one of those above. */
+bool ksel_read_body(struct kh_request *request, struct kh_reply *reply,
                     struct ksel_scratch *scratch);
+
+/** Tell in @reply why there is no booking: -EEXIST, -ENOENT, -ENOSPC, or out of memory. */
+void ksel_refuse_booking(int rc, const char *id, struct kh_reply *reply);
 
 /* Handlers; @service is a struct ki_service. */
 void ksel_api_select(void *service, struct kh_request *request, struct kh_reply *reply);
