@@ -167,21 +167,24 @@ static bool await(struct trd_bound *bound, struct trd_call *call)
     return done;
 }
 
-int trd_bound_run(struct trd_bound *bound, struct trd_call *call, bool *ret_mine)
+int trd_bound_run(struct trd_bound *bound, struct trd_call **call)
 {
     int rc;
 
-    *ret_mine = true;
+    if (!*call)
+        return -ENOMEM;
     if (bound->pid != getpid())
         return -ECHILD; /* its workers are the parent's */
-    call->progress_ns = kv_now_ns();
+    (*call)->progress_ns = kv_now_ns();
     pthread_mutex_lock(&bound->lock);
-    rc = bound->late ? -EHOSTDOWN : hand_over(bound, call);
+    rc = bound->late ? -EHOSTDOWN : hand_over(bound, *call);
     pthread_mutex_unlock(&bound->lock);
     if (rc < 0)
         return rc;
-    *ret_mine = await(bound, call);
-    return *ret_mine ? call->rc : -ETIMEDOUT;
+    if (await(bound, *call))
+        return (*call)->rc;
+    *call = NULL;
+    return -ETIMEDOUT;
 }
 
 /* -- life -------------------------------------------------------------------------------------- */
@@ -211,7 +214,6 @@ int trd_bound_open(struct trd_bound *bound, struct kvs_store **ret)
 {
     struct trd_call *call;
     struct kvs_store *inner;
-    bool mine;
     int rc;
 
     pthread_mutex_lock(&bound->lock);
@@ -222,11 +224,8 @@ int trd_bound_open(struct trd_bound *bound, struct kvs_store **ret)
         return rc;
     if (!inner) {
         call = trd_call_make(TRD_OPEN, NULL, 0, 0);
-        if (!call)
-            return -ENOMEM;
-        rc = trd_bound_run(bound, call, &mine);
-        if (mine)
-            trd_call_free(call);
+        rc = trd_bound_run(bound, &call);
+        trd_call_free(call);
         pthread_mutex_lock(&bound->lock);
         inner = bound->inner;
         pthread_mutex_unlock(&bound->lock);
@@ -238,17 +237,14 @@ int trd_bound_open(struct trd_bound *bound, struct kvs_store **ret)
 static void close_inner(struct trd_bound *bound)
 {
     struct trd_call *call;
-    bool mine, opened;
+    bool opened;
 
     pthread_mutex_lock(&bound->lock);
     opened = bound->inner != NULL;
     pthread_mutex_unlock(&bound->lock);
     call = opened ? trd_call_make(TRD_CLOSE, NULL, 0, 0) : NULL;
-    if (!call)
-        return;
-    (void)trd_bound_run(bound, call, &mine);
-    if (mine)
-        trd_call_free(call);
+    (void)trd_bound_run(bound, &call);
+    trd_call_free(call);
 }
 
 /* Keep this library loaded: threads that nobody can wait for run its code. */

@@ -39,6 +39,8 @@ struct trd_call *trd_call_make(enum trd_op op, const void *hashes, size_t hash_l
 
 void trd_call_free(struct trd_call *call)
 {
+    if (!call)
+        return;
     for (size_t i = 0; call->data && i < call->n; i++)
         free(call->data[i]);
     for (size_t i = 0; call->parts && i < call->n; i++)
@@ -172,14 +174,9 @@ static struct trd_bound *bound_of(kv_store_v1 *self)
 /* Run a call without results, and free it. */
 static int run_plain(kv_store_v1 *self, struct trd_call *call)
 {
-    bool mine;
-    int rc;
+    int rc = trd_bound_run(bound_of(self), &call);
 
-    if (!call)
-        return -ENOMEM;
-    rc = trd_bound_run(bound_of(self), call, &mine);
-    if (mine)
-        trd_call_free(call);
+    trd_call_free(call);
     return rc;
 }
 
@@ -225,18 +222,13 @@ static int bound_put(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, co
 /* Run a call that brings one value. */
 static int run_value(kv_store_v1 *self, struct trd_call *call, uint8_t **out_data, size_t *out_len)
 {
-    bool mine;
-    int rc;
+    int rc = trd_bound_run(bound_of(self), &call);
 
-    if (!call)
-        return -ENOMEM;
-    rc = trd_bound_run(bound_of(self), call, &mine);
     if (rc == 0) {
         *out_data = KV_STEAL(call->data[0]);
         *out_len = call->len[0];
     }
-    if (mine)
-        trd_call_free(call);
+    trd_call_free(call);
     return rc;
 }
 
@@ -271,16 +263,11 @@ static int run_states(kv_store_v1 *self, enum trd_op op, const uint8_t *hashes, 
                       size_t n, uint8_t *ret)
 {
     struct trd_call *call = trd_call_make(op, hashes, hash_len, n);
-    bool mine;
-    int rc;
+    int rc = trd_bound_run(bound_of(self), &call);
 
-    if (!call)
-        return -ENOMEM;
-    rc = trd_bound_run(bound_of(self), call, &mine);
     if (rc >= 0 && n)
         memcpy(ret, call->state, n);
-    if (mine)
-        trd_call_free(call);
+    trd_call_free(call);
     return rc;
 }
 
@@ -300,18 +287,13 @@ static int bound_get_many(kv_store_v1 *self, const uint8_t *hashes, size_t hash_
                           uint8_t **out_data, size_t *out_len)
 {
     struct trd_call *call = trd_call_make(TRD_GET_MANY, hashes, hash_len, n);
-    bool mine;
-    int rc;
+    int rc = trd_bound_run(bound_of(self), &call);
 
-    if (!call)
-        return -ENOMEM;
-    rc = trd_bound_run(bound_of(self), call, &mine);
     for (size_t i = 0; rc >= 0 && i < n; i++) {
         out_data[i] = KV_STEAL(call->data[i]);
         out_len[i] = call->len[i];
     }
-    if (mine)
-        trd_call_free(call);
+    trd_call_free(call);
     return rc;
 }
 
@@ -319,18 +301,16 @@ static int bound_put_many(kv_store_v1 *self, const uint8_t *hashes, size_t hash_
                           const uint8_t *const *data, const size_t *data_len, int *ret_each)
 {
     struct trd_call *call = trd_call_make(TRD_PUT_MANY, hashes, hash_len, n);
-    bool mine = true;
     int rc = call ? 0 : -ENOMEM;
 
     for (size_t i = 0; i < n && rc == 0; i++)
         rc = copy_value(call, i, data[i], data_len[i]);
     if (rc == 0)
-        rc = trd_bound_run(bound_of(self), call, &mine);
-    for (size_t i = 0; ret_each && i < n;
-         i++) /* each has an answer of its own when the call has ended */
-        ret_each[i] = rc < 0 && (!mine || !call || !call->done) ? rc : call->each[i];
-    if (mine && call)
-        trd_call_free(call);
+        rc = trd_bound_run(bound_of(self), &call);
+    /* each has an answer of its own when the call has ended */
+    for (size_t i = 0; ret_each && i < n; i++)
+        ret_each[i] = call && call->done ? call->each[i] : rc;
+    trd_call_free(call);
     return rc;
 }
 
@@ -383,7 +363,6 @@ static int bound_sweep(kv_store_v1 *self, uint64_t min_age_s, kv_store_live_fn l
                        kv_store_swept *ret)
 {
     struct trd_call *call = trd_call_make(TRD_SWEEP, NULL, 0, 0);
-    bool mine;
     int rc;
 
     if (!call)
@@ -392,28 +371,25 @@ static int bound_sweep(kv_store_v1 *self, uint64_t min_age_s, kv_store_live_fn l
     call->arg = arg;
     call->min_age_s = min_age_s;
     call->swept.size = KV_MIN(ret->size, sizeof(call->swept));
-    rc = trd_bound_run(bound_of(self), call, &mine);
+    rc = trd_bound_run(bound_of(self), &call);
     if (rc == 0)
         memcpy(ret, &call->swept, call->swept.size);
-    if (mine)
-        trd_call_free(call);
+    trd_call_free(call);
     return rc;
 }
 
 static int bound_stats(kv_store_v1 *self, kv_store_stats *ret)
 {
     struct trd_call *call = trd_call_make(TRD_STATS, NULL, 0, 0);
-    bool mine;
     int rc;
 
     if (!call)
         return -ENOMEM;
     call->stats.size = KV_MIN(ret->size, sizeof(call->stats));
-    rc = trd_bound_run(bound_of(self), call, &mine);
+    rc = trd_bound_run(bound_of(self), &call);
     if (rc == 0)
         memcpy(ret, &call->stats, call->stats.size);
-    if (mine)
-        trd_call_free(call);
+    trd_call_free(call);
     return rc;
 }
 
@@ -441,11 +417,10 @@ static int copy_ranges(struct trd_call *call, const kv_store_range *ranges, size
 static int bound_get_ranges(kv_store_v1 *self, kv_store_range *ranges, size_t n)
 {
     struct trd_call *call = trd_call_make(TRD_RANGES, NULL, 0, n);
-    bool mine = true;
     int rc = call ? copy_ranges(call, ranges, n) : -ENOMEM;
 
     if (rc == 0)
-        rc = trd_bound_run(bound_of(self), call, &mine);
+        rc = trd_bound_run(bound_of(self), &call);
     for (size_t i = 0; rc >= 0 && i < n; i++) {
         struct kvs_cursor at = {0};
 
@@ -455,8 +430,7 @@ static int bound_get_ranges(kv_store_v1 *self, kv_store_range *ranges, size_t n)
             kvs_parts_scatter(ranges[i].parts, ranges[i].n_parts, &at, call->parts[i].iov_base,
                               ranges[i].len);
     }
-    if (mine && call)
-        trd_call_free(call);
+    trd_call_free(call);
     return rc;
 }
 

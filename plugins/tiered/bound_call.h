@@ -63,15 +63,15 @@ struct trd_call {
 
 /** Make a call with @n keys, copied. NULL: no memory. */
 struct trd_call *trd_call_make(enum trd_op op, const void *hashes, size_t hash_len, size_t n);
-void trd_call_free(struct trd_call *call);
+void trd_call_free(struct trd_call *call); /* NULL is a no-op */
 /** Do it, on a worker's thread; @uri and @existing are for TRD_OPEN. Returns its result. */
 int trd_call_do(struct trd_call *call, struct kvs_store *store, const char *uri, bool existing);
 
 /**
- * Let a worker do the call, and wait for its end. Returns its result, -ETIMEDOUT, -EHOSTDOWN, -ECHILD or -ENOMEM.
- * *@ret_mine becomes false when the worker has the call now; else the caller frees it.
+ * Let a worker do the call, and wait for its end. Returns its result, -ETIMEDOUT, -EHOSTDOWN, -ECHILD or -ENOMEM
+ * (also for NULL). *@call becomes NULL when the worker has the call now; else the caller frees it.
  */
-int trd_bound_run(struct trd_bound *bound, struct trd_call *call, bool *ret_mine);
+int trd_bound_run(struct trd_bound *bound, struct trd_call **call);
 
 /** Make the store whose backend is @bound: the tables' functions that @inner has. -ENOMEM. */
 int trd_bound_wrap(struct trd_bound *bound, const struct kvs_store *inner, struct kvs_store **ret);
