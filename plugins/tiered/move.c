@@ -91,8 +91,8 @@ int trd_move_copy(struct kvs_store *from, struct kvs_store *to, const void *hash
     return rc < 0 ? rc : copied;
 }
 
-int trd_move_remove_while(struct kvs_store *from, struct kvs_store *to, const void *hashes,
-                          size_t hash_len, size_t n, int *ret_each, trd_may_fn may, void *arg)
+int trd_move_remove(struct kvs_store *from, struct kvs_store *to, const void *hashes,
+                    size_t hash_len, size_t n, int *ret_each, trd_may_fn may, void *arg)
 {
     struct blobs copy;
     int rc = get_blobs(to, hashes, hash_len, n, &copy), removed = 0;
@@ -111,12 +111,6 @@ int trd_move_remove_while(struct kvs_store *from, struct kvs_store *to, const vo
     }
     free_blobs(&copy);
     return rc < 0 ? rc : removed;
-}
-
-int trd_move_remove(struct kvs_store *from, struct kvs_store *to, const void *hashes,
-                    size_t hash_len, size_t n, int *ret_each)
-{
-    return trd_move_remove_while(from, to, hashes, hash_len, n, ret_each, NULL, NULL);
 }
 
 int trd_is_same_store(struct kvs_store *a, struct kvs_store *b)

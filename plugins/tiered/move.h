@@ -33,6 +33,7 @@
 int trd_move_copy(struct kvs_store *from, struct kvs_store *to, const void *hashes, size_t hash_len,
                   size_t n, int *ret_each);
 
+typedef bool (*trd_may_fn)(void *arg);
 /**
  * Remove from @from the blobs that @to has with the same bytes. Returns the number
  * removed, or an error of the target: then nothing was removed. ret_each[i] becomes
@@ -40,18 +41,11 @@ int trd_move_copy(struct kvs_store *from, struct kvs_store *to, const void *hash
  *   0         the source's blob is missing, has other bytes, or was put on this handle and isn't
  *             published
  *   -ENOENT, -EBADMSG  the target lacks it: it stays in the source
+ *   -ECANCELED  @may, asked before each removal, has refused this one or one before; NULL: never asked
  *   another error of the removal.
  */
 int trd_move_remove(struct kvs_store *from, struct kvs_store *to, const void *hashes,
-                    size_t hash_len, size_t n, int *ret_each);
-
-/**
- * As trd_move_remove, asking before each removal whether it may be done still; from the first refusal on,
- * ret_each[i] is -ECANCELED.
- */
-typedef bool (*trd_may_fn)(void *arg);
-int trd_move_remove_while(struct kvs_store *from, struct kvs_store *to, const void *hashes,
-                          size_t hash_len, size_t n, int *ret_each, trd_may_fn may, void *arg);
+                    size_t hash_len, size_t n, int *ret_each, trd_may_fn may, void *arg);
 
 /**
  * Whether two members are one store by two URIs: what is removed from one isn't in the other then. Writes

@@ -278,8 +278,8 @@ static bool remove_run(struct kva_mover *mover, unsigned from, unsigned to, size
 
     if (rc < 0)
         return false; /* a later pass finds them again */
-    rc = trd_move_remove_while(v->stores[from], v->stores[to], mover->keys, KVA_KEY, n, mover->each,
-                               may_remove, leader);
+    rc = trd_move_remove(v->stores[from], v->stores[to], mover->keys, KVA_KEY, n, mover->each,
+                         may_remove, leader);
     kva_leader_end(leader);
     note_pair(mover, from, to, rc);
     for (size_t i = 0; rc >= 0 && i < n; i++)
