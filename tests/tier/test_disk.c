@@ -120,7 +120,7 @@ static void model_forget(struct model *m, struct kvbm_disk *disk)
 
 struct seen {
     struct model *m;
-    uint32_t n, last;
+    uint32_t n, position, last;
     bool slot[SLOTS];
 };
 
@@ -139,7 +139,9 @@ static int compare_record(void *arg, const struct kvbm_disk_record *r)
     assert_int_equal(r->group, s->group);
     assert_int_equal(r->position, s->position);
     assert_int_equal(r->len, s->len);
-    assert_true(s->written >= seen->last); /* oldest first */
+    assert_true(s->position > seen->position ||
+                (s->position == seen->position && s->written >= seen->last)); /* oldest first */
+    seen->position = s->position;
     seen->last = s->written;
     seen->n++;
     return 0;

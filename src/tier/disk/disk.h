@@ -111,15 +111,11 @@ struct kvbm_disk_record {
     const uint32_t *tokens; /* opts->block_tokens of them; NULL: not known */
 };
 /**
- * Call @each for all committed blocks, oldest commit first. Returns their number, or the non-zero value
- * with which @each ended the walk.
+ * Call @each for all committed blocks by positions, so that parents come before their children, and of one
+ * position the oldest commit first. Returns their number, or the non-zero value with which @each ended the walk.
  */
 long kvbm_disk_each(struct kvbm_disk *disk,
                     int (*each)(void *arg, const struct kvbm_disk_record *record), void *arg);
-/** The same by positions, so that parents come before their children. */
-long kvbm_disk_each_parent_first(struct kvbm_disk *disk,
-                                 int (*each)(void *arg, const struct kvbm_disk_record *record),
-                                 void *arg);
 
 /** One block to read or write. The store uses it, its buffer and its keys until done. */
 struct kvbm_disk_io {

@@ -24,22 +24,15 @@ struct found {
     uint32_t slot, position;
 };
 
-static int by_commit(const void *a, const void *b)
-{
-    const struct found *x = a, *y = b;
-
-    if (x->commit != y->commit)
-        return x->commit < y->commit ? -1 : 1;
-    return x->slot < y->slot ? -1 : x->slot > y->slot;
-}
-
 static int by_position(const void *a, const void *b)
 {
     const struct found *x = a, *y = b;
 
     if (x->position != y->position)
         return x->position < y->position ? -1 : 1;
-    return by_commit(a, b);
+    if (x->commit != y->commit)
+        return x->commit < y->commit ? -1 : 1;
+    return x->slot < y->slot ? -1 : x->slot > y->slot;
 }
 
 /* Copy and decode the record of a slot. Returns false when it has none. */
@@ -54,8 +47,8 @@ static bool look(struct kvbm_disk *disk, uint32_t slot, uint8_t record[KVBM_DISK
     return kvbm_disk_record_of(disk, slot, record, ret);
 }
 
-static long each_in_order(struct kvbm_disk *disk, int (*order)(const void *a, const void *b),
-                          int (*each)(void *arg, const struct kvbm_disk_record *record), void *arg)
+long kvbm_disk_each(struct kvbm_disk *disk,
+                    int (*each)(void *arg, const struct kvbm_disk_record *record), void *arg)
 {
     struct found *found = malloc((disk->n_slots + (size_t)1) * sizeof(found[0]));
     uint8_t record[KVBM_DISK_MAX_RECORD];
@@ -71,7 +64,7 @@ static long each_in_order(struct kvbm_disk *disk, int (*order)(const void *a, co
             found[n++] =
                 (struct found){.commit = entry.commit, .slot = slot, .position = entry.position};
     }
-    qsort(found, n, sizeof(found[0]), order);
+    qsort(found, n, sizeof(found[0]), by_position);
     for (size_t i = 0; i < n && rc == 0; i++) {
         if (!look(disk, found[i].slot, record, &entry) || entry.commit != found[i].commit)
             continue; /* written since the index was read */
@@ -91,19 +84,6 @@ static long each_in_order(struct kvbm_disk *disk, int (*order)(const void *a, co
     }
     free(found);
     return rc ? rc : told;
-}
-
-long kvbm_disk_each(struct kvbm_disk *disk,
-                    int (*each)(void *arg, const struct kvbm_disk_record *record), void *arg)
-{
-    return each_in_order(disk, by_commit, each, arg);
-}
-
-long kvbm_disk_each_parent_first(struct kvbm_disk *disk,
-                                 int (*each)(void *arg, const struct kvbm_disk_record *record),
-                                 void *arg)
-{
-    return each_in_order(disk, by_position, each, arg);
 }
 
 size_t kvbm_disk_find(struct kvbm_disk *disk, uint32_t group,

@@ -285,7 +285,7 @@ static int reload_disk(struct kvbm_manager *m, uint32_t n)
             KV_MIN(kvbm_events_capacity(m->opts.events, m->key_len, m->block_tokens) / 2 + 1,
                    (uint64_t)TOLD_AT_ONCE);
     if (rc == 0) {
-        found = kvbm_disk_each_parent_first(m->disk_store, reload_one, &reload);
+        found = kvbm_disk_each(m->disk_store, reload_one, &reload);
         release_reloaded(&reload);
         keep_usable(m, reload.blocks, n);
         kv_log_info("kvbm", "disk tier opened", "blocks=%ld refused=%" PRIu64 " ms=%" PRIu64, found,
