@@ -24,9 +24,8 @@ enum { VERSION = 1, POLICY = 16, AT_POLICY = 32, AT_MEMBERS = 48 };
 
 /* -- writing ----------------------------------------------------------------------------------- */
 
-/** Bytes on their way to a file, or to a buffer in memory. Without a lock or malloc where they go to a file. */
+/** Bytes on their way to a file, without a lock or malloc. */
 struct sink {
-    struct kv_buf *out; /* NULL: to fd */
     int fd, error;
     size_t len;
     XXH3_state_t sum;
@@ -48,12 +47,8 @@ static int write_all(int fd, const uint8_t *data, size_t len)
 
 static void flush(struct sink *sink)
 {
-    if (!sink->error && sink->out) {
-        kv_buf_append(sink->out, sink->bytes, sink->len);
-        sink->error = sink->out->error;
-    } else if (!sink->error) {
+    if (!sink->error)
         sink->error = write_all(sink->fd, sink->bytes, sink->len);
-    }
     sink->len = 0;
 }
 
@@ -114,27 +109,16 @@ static int write_index(struct sink *sink, const struct kva_index *index, uint64_
     return sink->error;
 }
 
-static struct sink *make_sink(int fd, struct kv_buf *out)
+static struct sink *make_sink(int fd)
 {
     struct sink *sink = aligned_alloc(64, (sizeof(*sink) + 63) / 64 * 64);
 
     if (!sink)
         return NULL;
-    sink->out = out;
     sink->fd = fd;
     sink->error = 0;
     sink->len = 0;
     return sink;
-}
-
-int kva_state_write(const struct kva_index *index, uint64_t members, const char *policy,
-                    struct kv_buf *out)
-{
-    struct sink *sink = make_sink(-1, out);
-    int rc = sink ? write_index(sink, index, members, policy) : -ENOMEM;
-
-    free(sink);
-    return rc;
 }
 
 /* -- reading ----------------------------------------------------------------------------------- */
@@ -265,7 +249,7 @@ int kva_state_save(const char *path, const struct kva_state_save *save, uint64_t
         return -ENOMEM;
     fd = open(new, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
     rc = fd < 0 ? -errno : 0;
-    sink = make_sink(fd, NULL);
+    sink = make_sink(fd);
     if (rc == 0)
         rc = sink ? write_file(sink, save, ret_pause_ns) : -ENOMEM;
     free(sink);

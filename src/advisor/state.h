@@ -17,14 +17,10 @@
 #include <pthread.h>
 
 #include "advisor/index.h"
-#include "base/core/buf.h"
 #include "base/core/error.h"
 
 enum { KVA_STATE_HEADER = 56, KVA_STATE_BLOCK = 40, KVA_STATE_END = 8 };
 
-/** Append the index to @out. @members: their number (kva_volumes_id). Returns 0 or @out's error. */
-int kva_state_write(const struct kva_index *index, uint64_t members, const char *policy,
-                    struct kv_buf *out);
 /**
  * Put the blobs of a file into an empty index. Returns their number; -EBADMSG: damaged; -ESTALE: of other
  * members; -EPROTONOSUPPORT: a later version; -ENOMEM. After an error the index may hold some of them.
@@ -35,7 +31,7 @@ long kva_state_read(struct kva_index *index, uint64_t members, const char *polic
 struct kva_state_save {
     const struct kva_index *index;
     pthread_mutex_t *lock; /* of the index */
-    uint64_t members;
+    uint64_t members;      /* their number: kva_volumes_id */
     const char *policy;
 };
 /**
