@@ -105,22 +105,14 @@ void kvl_block_keys(const struct kvl_cache *c, const uint8_t root[KV_PREFIX_HASH
 
 /* -- encoding ---------------------------------------------------------------------------------- */
 
-static void put_u32(struct kv_buf *buf, uint32_t value)
-{
-    uint8_t bytes[8];
-
-    kv_put_le64(bytes, value);
-    kv_buf_append(buf, bytes, 4);
-}
-
 /* Append a pair: tokens of the window, bytes of the first shape, both shapes. */
 static void encode_pair(const struct kvl_layout *layout, struct kv_buf *ret)
 {
     struct kv_buf first = KV_BUF_INIT;
 
     kvl_shape_encode(&layout->shape, &first);
-    put_u32(ret, layout->span);
-    put_u32(ret, (uint32_t)first.len);
+    kvl_put_u32(ret, layout->span);
+    kvl_put_u32(ret, (uint32_t)first.len);
     kv_buf_append(ret, first.data, first.len);
     kvl_shape_encode(&layout->second, ret);
     ret->error = first.error ? first.error : ret->error;

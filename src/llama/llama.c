@@ -281,25 +281,30 @@ static int64_t save_pair(struct kvl_cache *c, const struct given *g, struct kvl_
     return saved;
 }
 
-static int64_t save_state(struct kvl_cache *c, const struct given *g, struct kvl_result *ret)
+/* Save one cache. Returns as save_pair. */
+static int64_t save_one(struct kvl_cache *c, const struct given *g, struct kvl_result *ret)
 {
     struct kvl_layout layout = {.cut = KVL_CUT_BLOCKS, .form = g->form};
     struct kvl_view v;
     int64_t saved = kvl_view_parse(g->data, g->len, g->form, &v);
 
+    if (saved)
+        return saved == -ESTALE ? 0 : saved;
+    layout.shape = v.shape;
+    saved = kvl_layout_note(c, &layout);
+    if (!saved)
+        saved = kvl_blocks_save(c, &v, &layout, g->tokens, g->n, ret);
+    kvl_view_fini(&v, false);
+    return saved;
+}
+
+static int64_t save_state(struct kvl_cache *c, const struct given *g, struct kvl_result *ret)
+{
+    int64_t saved = save_one(c, g, ret);
+
     if (saved == -ENODATA && g->window > 1)
         saved = save_pair(c, g, ret);
-    else if (!saved) {
-        layout.shape = v.shape;
-        saved = kvl_layout_note(c, &layout);
-        if (!saved)
-            saved = kvl_blocks_save(c, &v, &layout, g->tokens, g->n, ret);
-        kvl_view_fini(&v, false);
-        return saved;
-    }
-    if (saved == -ENODATA)
-        return save_whole(c, g, ret);
-    return saved == -ESTALE ? 0 : saved;
+    return saved == -ENODATA ? save_whole(c, g, ret) : saved;
 }
 
 int64_t kvl_save_state(struct kvl_cache *cache, const int32_t *tokens, size_t n, enum kvl_form form,

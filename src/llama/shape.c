@@ -47,14 +47,6 @@ static void skip(struct reader *r, uint64_t len)
         r->at += (size_t)len;
 }
 
-static void put_u32(struct kv_buf *buf, uint32_t value)
-{
-    uint8_t bytes[8];
-
-    kv_put_le64(bytes, value);
-    kv_buf_append(buf, bytes, 4);
-}
-
 /* -- shapes ------------------------------------------------------------------------------------ */
 
 void kvl_shape_fini(struct kvl_shape *s)
@@ -91,27 +83,27 @@ bool kvl_shape_is_alike(const struct kvl_shape *a, const struct kvl_shape *b)
 
 void kvl_shape_identity(const struct kvl_shape *s, struct kv_buf *ret)
 {
-    put_u32(ret, s->v_trans);
-    put_u32(ret, s->extras);
-    put_u32(ret, s->rotations[0]);
-    put_u32(ret, s->rotations[1]);
-    put_u32(ret, s->n_streams > 1); /* slots apart, or unified */
-    put_u32(ret, s->n_layers);
-    put_u32(ret, s->n_values);
+    kvl_put_u32(ret, s->v_trans);
+    kvl_put_u32(ret, s->extras);
+    kvl_put_u32(ret, s->rotations[0]);
+    kvl_put_u32(ret, s->rotations[1]);
+    kvl_put_u32(ret, s->n_streams > 1); /* slots apart, or unified */
+    kvl_put_u32(ret, s->n_layers);
+    kvl_put_u32(ret, s->n_values);
     for (size_t i = 0; i < kvl_shape_n_rows(s); i++) {
-        put_u32(ret, s->rows[i].type);
-        put_u32(ret, s->rows[i].element);
-        put_u32(ret, s->rows[i].n);
-        put_u32(ret, (uint32_t)s->rows[i].row);
+        kvl_put_u32(ret, s->rows[i].type);
+        kvl_put_u32(ret, s->rows[i].element);
+        kvl_put_u32(ret, s->rows[i].n);
+        kvl_put_u32(ret, (uint32_t)s->rows[i].row);
     }
 }
 
 void kvl_shape_encode(const struct kvl_shape *s, struct kv_buf *ret)
 {
-    put_u32(ret, s->prefix_len);
+    kvl_put_u32(ret, s->prefix_len);
     kv_buf_append(ret, s->prefix, s->prefix_len);
-    put_u32(ret, s->n_streams);
-    put_u32(ret, s->has_rotations);
+    kvl_put_u32(ret, s->n_streams);
+    kvl_put_u32(ret, s->has_rotations);
     kvl_shape_identity(s, ret);
 }
 
@@ -466,9 +458,9 @@ static void put_first(const struct kvl_view *v, struct kv_buf *ret)
 {
     const struct kvl_shape *s = &v->shape;
 
-    put_u32(ret, s->form == KVL_FORM_SEQUENCE ? s->prefix_len : 0);
-    put_u32(ret, s->has_rotations);
-    put_u32(ret, s->n_streams);
+    kvl_put_u32(ret, s->form == KVL_FORM_SEQUENCE ? s->prefix_len : 0);
+    kvl_put_u32(ret, s->has_rotations);
+    kvl_put_u32(ret, s->n_streams);
     kvl_shape_identity(s, ret);
 }
 

@@ -19,6 +19,7 @@
 #define KVL_SHAPE_H
 
 #include "base/core/buf.h"
+#include "base/core/le.h"
 #include "kv_llama.h"
 
 enum {
@@ -55,6 +56,15 @@ static inline size_t kvl_shape_n_rows(const struct kvl_shape *s)
 static inline bool kvl_is_transposed(const struct kvl_shape *s, size_t rows)
 {
     return s->v_trans && rows >= s->n_layers;
+}
+
+/** Append a number of 4 bytes. */
+static inline void kvl_put_u32(struct kv_buf *buf, uint32_t value)
+{
+    uint8_t bytes[4];
+
+    kv_put_le32(bytes, value);
+    kv_buf_append(buf, bytes, sizeof(bytes));
 }
 
 /** One cache of a state in memory, with its parts. */
