@@ -50,7 +50,7 @@ static void log_rank(enum kv_log_level level, const char *event, const struct ki
             r->rank, name, kv_log_quote(reason, sizeof(reason), why));
 }
 
-static const struct ki_source *source_of(const struct ki_discovery *d, const struct ki_followed *f)
+static struct ki_source *source_of(struct ki_discovery *d, const struct ki_followed *f)
 {
     size_t at = f->source;
 
@@ -398,12 +398,12 @@ static void walk(struct round *round, bool *joins)
 
 /* -- a round ----------------------------------------------------------------------------------- */
 
-static bool is_current(struct ki_discovery *d, size_t source)
+static bool is_current(struct ki_discovery *d, const struct ki_followed *f)
 {
     bool current;
 
     pthread_mutex_lock(&d->lock);
-    current = source != KI_SOURCE_GONE && d->sources[source]->current;
+    current = source_of(d, f)->current; /* a removed one never is */
     pthread_mutex_unlock(&d->lock);
     return current;
 }
@@ -414,8 +414,8 @@ static void join_all(struct round *round, const bool *joins)
     for (size_t i = 0; i < round->n_next; i++) {
         struct ki_followed *f = &round->next[i];
 
-        if (joins[i] || (f->state == KI_REFUSED && round->now_ns >= f->until_ns &&
-                         is_current(round->d, f->source)))
+        if (joins[i] ||
+            (f->state == KI_REFUSED && round->now_ns >= f->until_ns && is_current(round->d, f)))
             join(round, f);
     }
 }
@@ -433,8 +433,7 @@ static void finish(struct round *round)
     for (size_t i = 0; i < d->n_sources; i++)
         d->sources[i]->withdrawn = d->sources[i]->refused = 0;
     for (size_t i = 0; i < d->n_followed; i++) {
-        size_t at = d->followed[i].source;
-        struct ki_source *s = at == KI_SOURCE_GONE ? &d->gone : d->sources[at];
+        struct ki_source *s = source_of(d, &d->followed[i]);
 
         s->withdrawn += d->followed[i].state == KI_GOING;
         s->refused += d->followed[i].state == KI_REFUSED;
