@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/args/instance.h"
+#include "base/core/ascii.h"
 #include "base/core/log.h"
 #include "indexer/api/body_groups.h"
 #include "indexer/model/lookup.h"
@@ -198,22 +199,17 @@ static int fleet_init(struct fleet *fleet, const struct ki_options *options, str
     return rc;
 }
 
-static bool same_text(const char *a, const char *b)
-{
-    return a == b || (a && b && strcmp(a, b) == 0);
-}
-
 static bool is_same(const struct told *a, const struct told *b)
 {
     const struct ki_options *x = a->of, *y = b->of;
 
-    return same_text(a->spec->endpoint, b->spec->endpoint) &&
-           same_text(a->spec->replay_endpoint, b->spec->replay_endpoint) &&
-           same_text(x->model_name, y->model_name) && same_text(x->tenant_id, y->tenant_id) &&
+    return kv_same_text(a->spec->endpoint, b->spec->endpoint) &&
+           kv_same_text(a->spec->replay_endpoint, b->spec->replay_endpoint) &&
+           kv_same_text(x->model_name, y->model_name) && kv_same_text(x->tenant_id, y->tenant_id) &&
            x->block_size == y->block_size && x->hash_lookahead == y->hash_lookahead &&
-           x->eagle_drop == y->eagle_drop && same_text(x->eagle_groups, y->eagle_groups) &&
-           same_text(x->groups, y->groups) && x->silent_windows == y->silent_windows &&
-           same_text(x->report_mode, y->report_mode);
+           x->eagle_drop == y->eagle_drop && kv_same_text(x->eagle_groups, y->eagle_groups) &&
+           kv_same_text(x->groups, y->groups) && x->silent_windows == y->silent_windows &&
+           kv_same_text(x->report_mode, y->report_mode);
 }
 
 static const struct told *find(const struct fleet *fleet, const struct ki_worker_spec *spec)
@@ -230,12 +226,12 @@ static int check_pair(const struct told *a, const struct told *b, struct kv_erro
 {
     const struct ki_options *x = a->of, *y = b->of;
     bool same_model =
-        same_text(x->model_name, y->model_name) && same_text(x->tenant_id, y->tenant_id);
+        kv_same_text(x->model_name, y->model_name) && kv_same_text(x->tenant_id, y->tenant_id);
     char digits[KV_INSTANCE_DIGITS];
     const char *text = kv_instance_text(a->spec->instance, a->spec->name, digits);
 
     if (a->spec->instance == b->spec->instance && a->spec->name && b->spec->name &&
-        !same_text(a->spec->name, b->spec->name))
+        !kv_same_text(a->spec->name, b->spec->name))
         return kv_fail(error, -EEXIST, 0,
                        "--workers: instances %.60s and %.60s have the same number: rename one",
                        a->spec->name, b->spec->name);
@@ -283,7 +279,7 @@ static bool is_clients(const struct told *told, const struct ki_worker_info *inf
 {
     for (long i = 0; i < n; i++)
         if (infos[i].instance == told->spec->instance && infos[i].rank == told->spec->rank)
-            return !same_text(infos[i].endpoint, told->spec->endpoint);
+            return !kv_same_text(infos[i].endpoint, told->spec->endpoint);
     return false;
 }
 

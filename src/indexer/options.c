@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 #include "base/args/instance.h"
+#include "base/core/ascii.h"
 #include "base/core/utf8.h"
 #include "http/args.h"
 #include "indexer/discover/discovery.h"
@@ -348,17 +349,12 @@ static int check(const struct ki_options *o, struct kv_error *error)
 
 /* -- what has changed -------------------------------------------------------------------------- */
 
-static bool same_text(const char *a, const char *b)
-{
-    return a == b || (a && b && strcmp(a, b) == 0);
-}
-
 static bool same_list(const struct kv_arg_list *a, const struct kv_arg_list *b)
 {
     bool same = a->n == b->n;
 
     for (size_t i = 0; same && i < a->n; i++)
-        same = same_text(a->items[i], b->items[i]);
+        same = kv_same_text(a->items[i], b->items[i]);
     return same;
 }
 
@@ -369,7 +365,7 @@ static bool same_value(const struct kv_arg *arg, const void *a, const void *b)
         return *(const bool *)a == *(const bool *)b;
     case KV_ARG_STR:
     case KV_ARG_CHOICE:
-        return same_text(*(const char *const *)a, *(const char *const *)b);
+        return kv_same_text(*(const char *const *)a, *(const char *const *)b);
     case KV_ARG_LIST:
         return same_list(a, b);
     case KV_ARG_U64:

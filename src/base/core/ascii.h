@@ -12,6 +12,12 @@
 #include <stddef.h>
 #include <string.h>
 
+/** Return true for equal texts, and for two that aren't given (NULL). */
+static inline bool kv_same_text(const char *a, const char *b)
+{
+    return a == b || (a && b && strcmp(a, b) == 0);
+}
+
 static inline char kv_lower(char c)
 {
     return c >= 'A' && c <= 'Z' ? (char)(c + ('a' - 'A')) : c;

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/core/ascii.h"
 #include "base/core/clock.h"
 #include "base/core/log.h"
 #include "indexer/discover/reconcile.h"
@@ -279,18 +280,13 @@ static size_t count(const struct ki_options *options)
     return n;
 }
 
-static bool same_text(const char *a, const char *b)
-{
-    return a == b || (a && b && strcmp(a, b) == 0);
-}
-
 /* Return true when both name the same NATS credentials. */
 static bool same_args(const struct kvp_nats_args *a, const struct kvp_nats_args *b)
 {
-    return same_text(a->user, b->user) && same_text(a->password_file, b->password_file) &&
-           same_text(a->token_file, b->token_file) && same_text(a->nkey, b->nkey) &&
-           same_text(a->creds, b->creds) && same_text(a->ca, b->ca) &&
-           same_text(a->cert, b->cert) && same_text(a->key, b->key);
+    return kv_same_text(a->user, b->user) && kv_same_text(a->password_file, b->password_file) &&
+           kv_same_text(a->token_file, b->token_file) && kv_same_text(a->nkey, b->nkey) &&
+           kv_same_text(a->creds, b->creds) && kv_same_text(a->ca, b->ca) &&
+           kv_same_text(a->cert, b->cert) && kv_same_text(a->key, b->key);
 }
 
 /* Return true when a source that @options give in this way would do what @s does. */
@@ -302,8 +298,8 @@ static bool is_same(const struct ki_source *s, const struct ki_source_ops *ops, 
 
     return s->ops == ops && strcmp(s->name, name) == 0 &&
            ki_found_defaults(options, &base, &why) == 0 && ki_found_equal(&s->base, &base) &&
-           same_text(s->options.cacert, options->cacert) &&
-           same_text(s->options.dynamo_nats, options->dynamo_nats) &&
+           kv_same_text(s->options.cacert, options->cacert) &&
+           kv_same_text(s->options.dynamo_nats, options->dynamo_nats) &&
            (!options->dynamo_nats || same_args(&s->options.nats_args, &all->nats_args));
 }
 

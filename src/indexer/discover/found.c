@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/args/instance.h"
+#include "base/core/ascii.h"
 #include "indexer/api/body_groups.h"
 #include "indexer/api/body_registration.h"
 #include "indexer/configured.h"
@@ -71,11 +72,6 @@ int ki_found_compare(const struct ki_found *a, const struct ki_found *b)
     return (x->rank > y->rank) - (x->rank < y->rank);
 }
 
-static bool same_text(const char *a, const char *b)
-{
-    return a == b || (a && b && strcmp(a, b) == 0);
-}
-
 bool ki_found_equal(const struct ki_found *a, const struct ki_found *b)
 {
     const struct ki_registration *x = &a->registration, *y = &b->registration;
@@ -83,10 +79,11 @@ bool ki_found_equal(const struct ki_found *a, const struct ki_found *b)
     return a->incarnation == b->incarnation && a->has_lookahead == b->has_lookahead &&
            a->lookahead == b->lookahead && x->block_size == y->block_size &&
            x->num_blocks == y->num_blocks && x->has_publisher == y->has_publisher &&
-           x->fed == y->fed && x->publisher == y->publisher && same_text(x->name, y->name) &&
-           same_text(x->endpoint, y->endpoint) &&
-           same_text(x->replay_endpoint, y->replay_endpoint) && same_text(x->model, y->model) &&
-           same_text(x->tenant, y->tenant) && ki_habits_equal(&x->habits, &y->habits);
+           x->fed == y->fed && x->publisher == y->publisher && kv_same_text(x->name, y->name) &&
+           kv_same_text(x->endpoint, y->endpoint) &&
+           kv_same_text(x->replay_endpoint, y->replay_endpoint) &&
+           kv_same_text(x->model, y->model) && kv_same_text(x->tenant, y->tenant) &&
+           ki_habits_equal(&x->habits, &y->habits);
 }
 
 /* -- a set ------------------------------------------------------------------------------------- */
