@@ -11,8 +11,6 @@
 
 #define MAX_BYTES (UINT64_C(1) << 62)
 
-/* ---- names ---- */
-
 /* ---- the config ---- */
 
 static int refuse(const char *reason)

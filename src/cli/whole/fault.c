@@ -30,7 +30,6 @@ static uint32_t victim(const struct kc_whole *w)
 static void set_full(struct kc_whole *w, bool full)
 {
     const struct rlimit limit = {full ? FULL_BYTES : RLIM_INFINITY, RLIM_INFINITY};
-
     bool filled = kc_small_disk_fill(w, full);
 
     for (uint32_t i = 0; i < w->plan.n_workers && !filled; i++)
