@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tier/kitchen.h"
 
-#include <dlfcn.h>
-
 struct kvbm_layout_config world_block_of(uint32_t n_blocks)
 {
     return (struct kvbm_layout_config){.size = sizeof(struct kvbm_layout_config),
@@ -278,17 +276,5 @@ struct shaky *shaky;
 
 void find_shaky(void)
 {
-    const char *build = getenv("KV_BUILD_DIR");
-    char path[4096];
-    void *library;
-
-    snprintf(path, sizeof(path), "%s/tests/plugins", build ? build : "build");
-    setenv("KV_STORE_LIBRARY_PATH", path, 1);
-    snprintf(path, sizeof(path), "%s/tests/plugins/libkv_store_shaky.so", build ? build : "build");
-    library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    shaky = library ? dlsym(library, "shaky") : NULL;
-    if (!shaky) {
-        fprintf(stderr, "%s\n", dlerror());
-        exit(1);
-    }
+    shaky = shaky_find();
 }

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
  * Controls of shaky_plugin.c: shaky://PATH is the file store in PATH, which hangs, fails, is slow
- * or lies as the test sets it. The test finds the struct with dlsym("shaky") in the loaded library.
+ * or lies as the test sets it.
  */
 #ifndef TESTS_TIER_SHAKY_H
 #define TESTS_TIER_SHAKY_H
 
+#include <dlfcn.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
 
 struct shaky {
     /* what to do; all are read at each call */
@@ -38,5 +41,25 @@ struct shaky {
     _Atomic int opens, closes, inside, gets, get_batches, puts, put_batches, exists, prefetches,
         publications, deletes, touches, streams;
 };
+
+/** Let stores be opened by "shaky:", and return the plugin's controls. Ends the program without it. */
+static inline struct shaky *shaky_find(void)
+{
+    const char *build = getenv("KV_BUILD_DIR");
+    char path[4096];
+    void *library;
+    struct shaky *found;
+
+    snprintf(path, sizeof(path), "%s/tests/plugins", build ? build : "build");
+    setenv("KV_STORE_LIBRARY_PATH", path, 1);
+    snprintf(path, sizeof(path), "%s/tests/plugins/libkv_store_shaky.so", build ? build : "build");
+    library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    found = library ? dlsym(library, "shaky") : NULL;
+    if (!found) {
+        fprintf(stderr, "%s\n", dlerror());
+        exit(1);
+    }
+    return found;
+}
 
 #endif

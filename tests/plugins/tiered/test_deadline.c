@@ -3,7 +3,6 @@
  * late answer reaches anybody, and all is as before when the member is back. */
 #include "tiered_unit.h"
 
-#include <dlfcn.h>
 #include <pthread.h>
 
 #include "tier/shaky.h"
@@ -11,21 +10,6 @@
 enum { N = 8 };
 
 static struct shaky *shaky;
-
-static void find_shaky(void)
-{
-    const char *build = getenv("KV_BUILD_DIR");
-    char path[PATH_MAX];
-    void *library;
-
-    snprintf(path, sizeof(path), "%s/tests/plugins", build ? build : "build");
-    setenv("KV_STORE_LIBRARY_PATH", path, 1);
-    strncat(path, "/libkv_store_shaky.so", sizeof(path) - strlen(path) - 1);
-    library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    shaky = library ? dlsym(library, "shaky") : NULL;
-    if (!shaky)
-        fail_msg("%s", dlerror());
-}
 
 /* The shaky member is the first one, with a deadline; even blobs lie there, odd ones in the other. */
 static void begin(struct world *w, const char *top, const char *deadline)
@@ -237,6 +221,6 @@ int main(void)
         cmocka_unit_test(test_writes), cmocka_unit_test(test_all_calls),
         cmocka_unit_test(test_open_and_close)};
 
-    find_shaky();
+    shaky = shaky_find();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,28 +3,11 @@
  * miss. The member is a file store behind tests/tier/shaky_plugin.c. */
 #include "tiered_unit.h"
 
-#include <dlfcn.h>
-
 #include "tier/shaky.h"
 
 enum { N = 8 };
 
 static struct shaky *shaky;
-
-static void find_shaky(void)
-{
-    const char *build = getenv("KV_BUILD_DIR");
-    char path[PATH_MAX];
-    void *library;
-
-    snprintf(path, sizeof(path), "%s/tests/plugins", build ? build : "build");
-    setenv("KV_STORE_LIBRARY_PATH", path, 1);
-    strncat(path, "/libkv_store_shaky.so", sizeof(path) - strlen(path) - 1);
-    library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    shaky = library ? dlsym(library, "shaky") : NULL;
-    if (!shaky)
-        fail_msg("%s", dlerror());
-}
 
 static void keys_of(uint8_t keys[N * 16])
 {
@@ -387,6 +370,6 @@ int main(void)
                                        cmocka_unit_test(test_one_bad_pack),
                                        cmocka_unit_test(test_packs_are_left_alone)};
 
-    find_shaky();
+    shaky = shaky_find();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
