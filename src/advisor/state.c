@@ -18,6 +18,7 @@
 #include "base/core/le.h"
 #include "base/core/xxh.h"
 #include "base/file/sync_dir.h"
+#include "base/file/write_all.h"
 
 static const char magic[8] = "KVADVIS\n";
 enum { VERSION = 1, POLICY = 16, AT_POLICY = 32, AT_MEMBERS = 48 };
@@ -32,23 +33,10 @@ struct sink {
     uint8_t bytes[65536];
 };
 
-static int write_all(int fd, const uint8_t *data, size_t len)
-{
-    while (len) {
-        ssize_t n = write(fd, data, len);
-
-        if (n < 0 && errno != EINTR)
-            return -errno;
-        data += n > 0 ? n : 0;
-        len -= n > 0 ? (size_t)n : 0;
-    }
-    return 0;
-}
-
 static void flush(struct sink *sink)
 {
     if (!sink->error)
-        sink->error = write_all(sink->fd, sink->bytes, sink->len);
+        sink->error = kv_write_all(sink->fd, sink->bytes, sink->len);
     sink->len = 0;
 }
 

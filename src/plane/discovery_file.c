@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 #include "base/core/clock.h"
+#include "base/file/write_all.h"
 #include "plane/discovery_impl.h"
 
 #define LOOK_MS 500
@@ -191,21 +192,6 @@ static int make_folders(char *path)
     return 0;
 }
 
-static int write_all(int fd, const char *data, size_t len)
-{
-    while (len) {
-        ssize_t n = write(fd, data, len);
-
-        if (n < 0 && errno != EINTR)
-            return -errno;
-        if (n > 0) {
-            data += n;
-            len -= (size_t)n;
-        }
-    }
-    return 0;
-}
-
 /* Write a file under a temporary name, and rename it: nobody reads half of it. */
 static int write_file(const char *folder, const char *name, const struct kv_buf *value)
 {
@@ -222,7 +208,7 @@ static int write_file(const char *folder, const char *name, const struct kv_buf 
     fd = open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (fd < 0)
         return -errno;
-    err = write_all(fd, value->data, value->len);
+    err = kv_write_all(fd, value->data, value->len);
     close(fd);
     if (err == 0 && rename(temporary, path) < 0)
         err = -errno;

@@ -447,7 +447,6 @@ int kvs_file_write_tmp_parts(kv_store_v1 *h, uint64_t owner, const struct iovec 
                              struct kvs_file_sum *ret_sum, int *ret_fd);
 /** Unlink tmp file @n and its side-car. */
 void kvs_file_drop_tmp(kv_store_v1 *h, uint64_t n);
-int kvs_file_write_all(int fd, const void *data, size_t len);
 
 static inline int kvs_file_fan(const uint8_t *key)
 {

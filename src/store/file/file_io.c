@@ -8,6 +8,7 @@
 #include <zstd.h>
 
 #include "base/core/log.h"
+#include "base/file/write_all.h"
 #include "store/file/file_impl.h"
 
 enum {
@@ -35,20 +36,6 @@ void kvs_file_tmp_name(const kv_store_v1 *h, char ret[KVS_FILE_TMP], uint64_t n)
 void kvs_file_tmp_side_car(const kv_store_v1 *h, char ret[KVS_FILE_TMP + 8], uint64_t n)
 {
     snprintf(ret, KVS_FILE_TMP + 8, "tmp/%s.%" PRIu64 ".s", h->writer, n);
-}
-
-int kvs_file_write_all(int fd, const void *data, size_t len)
-{
-    for (size_t done = 0; done < len;) {
-        ssize_t n = write(fd, (const char *)data + done, len - done);
-
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return n < 0 ? -errno : -EIO;
-        done += (size_t)n;
-    }
-    return 0;
 }
 
 int kvs_file_lock(int fd, int how)
@@ -142,7 +129,7 @@ static int write_packed(kv_store_v1 *h, int fd, const struct iovec *parts, size_
         kvs_parts_gather(parts, n_parts, joined);
     }
     pack(h->opts.zstd, data, sum, &bytes, &owned);
-    rc = kvs_file_write_all(fd, bytes, sum->stored);
+    rc = kv_write_all(fd, bytes, sum->stored);
     free(owned);
     free(joined);
     return rc;

@@ -33,6 +33,7 @@
 #include "base/core/clock.h"
 #include "base/core/le.h"
 #include "base/core/xxh.h"
+#include "base/file/write_all.h"
 #include "store/file/file_impl.h"
 
 enum {
@@ -231,7 +232,7 @@ static void replace(kv_store_v1 *h)
     fd = openat(h->tmp, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     rc = fd < 0 ? -errno : buf.error;
     if (rc == 0)
-        rc = kvs_file_write_all(fd, buf.data, buf.len);
+        rc = kv_write_all(fd, buf.data, buf.len);
     if (fd >= 0)
         close(fd);
     if (rc == 0)

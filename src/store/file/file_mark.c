@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "base/file/beneath.h"
+#include "base/file/write_all.h"
 #include "store/file/file_impl.h"
 
 #define XATTR "user.kvasir.chunk"
@@ -34,7 +35,7 @@ static int write_synced(kv_store_v1 *h, const char *path, const uint8_t *bytes, 
 
     if (fd < 0)
         return -errno;
-    rc = kvs_file_write_all(fd, bytes, len);
+    rc = kv_write_all(fd, bytes, len);
     if (rc == 0 && fsync(fd) < 0) /* slow, but used only on file systems without xattrs */
         rc = -errno;
     close(fd);
@@ -190,7 +191,7 @@ int kvs_file_keep_sum(kv_store_v1 *h, uint64_t n, const char *file, uint64_t own
     fd = kv_beneath_file(at, tmp, O_WRONLY | O_APPEND, 0, 0, NULL);
     if (fd < 0)
         return fd;
-    rc = kvs_file_write_all(fd, bytes, sizeof(bytes));
+    rc = kv_write_all(fd, bytes, sizeof(bytes));
     if (rc == 0 && fsync(fd) < 0)
         rc = -errno;
     close(fd);

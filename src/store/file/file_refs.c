@@ -28,6 +28,7 @@
 
 #include "base/core/buf.h"
 #include "base/core/xxh.h"
+#include "base/file/write_all.h"
 #include "store/file/file_impl.h"
 
 enum {
@@ -168,7 +169,7 @@ static int replace(kv_store_v1 *h, const char *file, const struct kv_buf *buf)
     fd = openat(h->tmp, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (fd < 0)
         return -errno;
-    rc = kvs_file_write_all(fd, buf->data, buf->len);
+    rc = kv_write_all(fd, buf->data, buf->len);
     if (rc == 0 && fsync(fd) < 0)
         rc = -errno;
     close(fd);
@@ -291,7 +292,7 @@ static int append(kv_store_v1 *h, const char *file, struct kv_buf *buf, int *ret
     if (rc == 0 && buf->len == 0 && st.st_size == 0)
         add_record(buf, NOTHING, NULL, 0);
     if (rc == 0)
-        rc = buf->error ? buf->error : kvs_file_write_all(fd, buf->data, buf->len);
+        rc = buf->error ? buf->error : kv_write_all(fd, buf->data, buf->len);
     if (rc == 0 && (st.st_size == 0 || h->refs_unsynced))
         rc = kvs_file_sync_dir(h, h->refs);
     h->refs_unsynced &= rc < 0;
