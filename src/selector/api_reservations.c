@@ -19,13 +19,11 @@ static void reply_result(int rc, const struct kh_request *request, struct kh_rep
 
 int ksel_first_token(struct ksel *s, const char *id, size_t len)
 {
-    struct ksel_fleet *fleet;
     int rc = -ENOENT;
 
     pthread_mutex_lock(&s->lock);
-    fleet = ksel_fleet_of_booking(s, id, len);
-    if (fleet)
-        rc = kvsel_first_token(fleet->books, id, len, kv_now_ns());
+    for (const struct ksel_fleet *f = s->fleets; f && rc == -ENOENT; f = f->next)
+        rc = kvsel_first_token(f->books, id, len, kv_now_ns());
     pthread_mutex_unlock(&s->lock);
     if (rc == 0)
         ksel_log_event(s->log, "first_token", id, len);
@@ -34,26 +32,22 @@ int ksel_first_token(struct ksel *s, const char *id, size_t len)
 
 int ksel_output(struct ksel *s, const char *id, size_t len, uint64_t tokens)
 {
-    struct ksel_fleet *fleet;
     int rc = -ENOENT;
 
     pthread_mutex_lock(&s->lock);
-    fleet = ksel_fleet_of_booking(s, id, len);
-    if (fleet)
-        rc = kvsel_output(fleet->books, id, len, tokens ? tokens : fleet->block_size, kv_now_ns());
+    for (const struct ksel_fleet *f = s->fleets; f && rc == -ENOENT; f = f->next)
+        rc = kvsel_output(f->books, id, len, tokens ? tokens : f->block_size, kv_now_ns());
     pthread_mutex_unlock(&s->lock);
     return rc;
 }
 
 int ksel_free(struct ksel *s, const char *id, size_t len, bool lost)
 {
-    struct ksel_fleet *fleet;
     int rc = -ENOENT;
 
     pthread_mutex_lock(&s->lock);
-    fleet = ksel_fleet_of_booking(s, id, len);
-    if (fleet)
-        rc = kvsel_free(fleet->books, id, len, lost ? KVSEL_LOST : KVSEL_DONE, kv_now_ns());
+    for (const struct ksel_fleet *f = s->fleets; f && rc == -ENOENT; f = f->next)
+        rc = kvsel_free(f->books, id, len, lost ? KVSEL_LOST : KVSEL_DONE, kv_now_ns());
     pthread_mutex_unlock(&s->lock);
     if (rc == 0)
         ksel_log_event(s->log, lost ? "lost" : "free", id, len);
@@ -94,6 +88,18 @@ void ksel_api_output_block(void *service, struct kh_request *request, struct kh_
 }
 
 /* -- booking ----------------------------------------------------------------------------------- */
+
+int ksel_book(struct ksel *s, struct ksel_fleet *fleet, const char *id, size_t len,
+              const struct kvsel_request *request, const struct kvsel_choice *choice,
+              uint64_t now_ns)
+{
+    struct kvsel_booking booking = KVSEL_BOOKING_INIT;
+
+    for (const struct ksel_fleet *f = s->fleets; f; f = f->next)
+        if (f != fleet && kvsel_get_booking(f->books, id, len, &booking) == 0)
+            return -EEXIST;
+    return kvsel_book(fleet->books, id, len, request, choice, now_ns);
+}
 
 static void answer(struct ksel *s, const char *id, size_t id_len, struct kv_holder worker,
                    struct kh_reply *reply)
@@ -156,9 +162,7 @@ static int book_kept(struct ksel *s, const char *id, size_t len, struct kv_holde
         if (kept->no_prefill)
             kept->choice.uncovered = 0;
         *ret = kept->choice.worker;
-        rc = ksel_fleet_of_booking(s, id, len)
-                 ? -EEXIST
-                 : kvsel_book(fleet->books, id, len, &r, &kept->choice, now_ns);
+        rc = ksel_book(s, fleet, id, len, &r, &kept->choice, now_ns);
     }
     pthread_mutex_unlock(&s->lock);
     free(kept);
@@ -189,15 +193,13 @@ static void book_named(struct ksel *s, struct ksel_ask *ask, const char *id, siz
         kh_reply_error(reply, 404, "no worker has this worker_id and dp_rank");
         return;
     }
-    rc = ksel_fleet_of_booking(s, id, len) ? -EEXIST : 0;
-    if (rc == 0)
-        rc = kvsel_reckon(fleet->books, &ask->request, worker, now_ns, &choice);
+    rc = kvsel_reckon(fleet->books, &ask->request, worker, now_ns, &choice);
     if (body->has_effective)
         choice.uncovered = body->effective;
     if (body->no_prefill)
         choice.uncovered = 0;
     if (rc == 0)
-        rc = kvsel_book(fleet->books, id, len, &ask->request, &choice, now_ns);
+        rc = ksel_book(s, fleet, id, len, &ask->request, &choice, now_ns);
     pthread_mutex_unlock(&s->lock);
     if (rc < 0)
         ksel_refuse_booking(rc, id, reply);

@@ -75,11 +75,9 @@ static int book(struct ksel *s, struct ksel_fleet *fleet, struct ksel_ask *ask, 
 {
     struct kvsel_choice booked = made->choice;
 
-    if (ksel_fleet_of_booking(s, made->id, made->id_len))
-        return -EEXIST;
     if (ask->scratch->body.no_prefill)
         booked.uncovered = 0;
-    return kvsel_book(fleet->books, made->id, made->id_len, &ask->request, &booked, now_ns);
+    return ksel_book(s, fleet, made->id, made->id_len, &ask->request, &booked, now_ns);
 }
 
 /* Keep the choice for POST /reservations. */

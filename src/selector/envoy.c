@@ -198,7 +198,7 @@ static long decide(struct ksel *s, struct ksel_fleet *fleet, struct ksel_ask *qu
     if (!member || !*member->address)
         return -EHOSTUNREACH;
     (void)snprintf(ret, KX_MAX_ENDPOINTS, "%s", member->address);
-    rc = kvsel_book(fleet->books, ask->id, strlen(ask->id), &question->request, choice, now_ns);
+    rc = ksel_book(s, fleet, ask->id, strlen(ask->id), &question->request, choice, now_ns);
     if (rc < 0)
         return rc == -ENOSPC ? -ENOBUFS : rc;
     add_fallbacks(s, fleet, question->scratch, (size_t)n, choice->worker, ret);

@@ -177,16 +177,6 @@ struct ksel_fleet *ksel_fleet_find(struct ksel *s, const char *model, const char
     return found;
 }
 
-struct ksel_fleet *ksel_fleet_of_booking(struct ksel *s, const char *id, size_t len)
-{
-    struct kvsel_booking booking = KVSEL_BOOKING_INIT;
-    struct ksel_fleet *f = s->fleets;
-
-    while (f && kvsel_get_booking(f->books, id, len, &booking) < 0)
-        f = f->next;
-    return f;
-}
-
 static struct ksel_fleet *fleet_of(struct ksel *s, const struct ki_worker_info *info)
 {
     struct ksel_fleet *f = s->fleets;

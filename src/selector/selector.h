@@ -96,8 +96,12 @@ void ksel_fleet_trust(struct ksel *s, struct ksel_fleet *fleet, const struct kv_
 /** Find a member; NULL: none. The caller holds lock. */
 struct ksel_member *ksel_fleet_member(const struct ksel_fleet *fleet, struct kv_holder holder);
 
-/** Return the fleet with a booking of this id, or NULL. The caller holds lock. */
-struct ksel_fleet *ksel_fleet_of_booking(struct ksel *s, const char *id, size_t len);
+/**
+ * Book as kvsel_book does, unless any fleet has a booking of this id: -EEXIST. The caller holds lock.
+ */
+int ksel_book(struct ksel *s, struct ksel_fleet *fleet, const char *id, size_t len,
+              const struct kvsel_request *request, const struct kvsel_choice *choice,
+              uint64_t now_ns);
 
 /*
  * Tell of a booking's progress and end, which the decision log notes, too. They take the lock. Return 0 or
