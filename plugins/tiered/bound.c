@@ -189,7 +189,7 @@ int trd_bound_run(struct trd_bound *bound, struct trd_call **call)
 
 /* -- life -------------------------------------------------------------------------------------- */
 
-int trd_bound_create(const char *uri, bool existing, uint64_t deadline_ns, struct trd_bound **ret)
+static int create(const char *uri, bool existing, uint64_t deadline_ns, struct trd_bound **ret)
 {
     struct trd_bound *bound = calloc(1, sizeof(*bound));
 
@@ -210,7 +210,7 @@ int trd_bound_create(const char *uri, bool existing, uint64_t deadline_ns, struc
     return 0;
 }
 
-int trd_bound_open(struct trd_bound *bound, struct kvs_store **ret)
+static int open_in_time(struct trd_bound *bound, struct kvs_store **ret)
 {
     struct trd_call *call;
     struct kvs_store *inner;
@@ -231,6 +231,18 @@ int trd_bound_open(struct trd_bound *bound, struct kvs_store **ret)
         pthread_mutex_unlock(&bound->lock);
     }
     return rc < 0 ? rc : trd_bound_wrap(bound, inner, ret);
+}
+
+int trd_open(const char *uri, bool existing, uint64_t deadline_ms, struct trd_bound **bound,
+             struct kvs_store **ret)
+{
+    int rc = 0;
+
+    if (!deadline_ms)
+        return existing ? kvs_open_existing(uri, ret) : kvs_open(uri, ret);
+    if (!*bound)
+        rc = create(uri, existing, deadline_ms * KV_NS_PER_MS, bound);
+    return rc < 0 ? rc : open_in_time(*bound, ret);
 }
 
 /* Close the store by the last call, in time. One that wasn't closed is left to free_bound. */

@@ -18,15 +18,15 @@
 
 struct trd_bound;
 
-/** Begin, for the store @uri. @existing: open it as kvs_open_existing. Returns 0 or -ENOMEM. */
-int trd_bound_create(const char *uri, bool existing, uint64_t deadline_ns, struct trd_bound **ret);
-
 /**
- * Open the store, in time. Returns 0 with a store, for kvs_close, before trd_bound_destroy; -ETIMEDOUT, -EHOSTDOWN
- * (an attempt is still under way); errors of kvs_open. One store at a time. Its backend is asked without
- * stream_chunk, get_parts and put_parts, which lend out callers' memory.
+ * Open the store @uri; @existing: as kvs_open_existing. @deadline_ms 0: without a deadline, and *@bound isn't used.
+ * Else *@bound, NULL at the first call, is of all calls for the store. Returns 0 with a store, for kvs_close,
+ * before trd_bound_destroy; -ETIMEDOUT, -EHOSTDOWN (an attempt is still under way); errors of kvs_open. One
+ * store at a time. A backend with a deadline is asked without stream_chunk, get_parts and put_parts, which
+ * lend out callers' memory.
  */
-int trd_bound_open(struct trd_bound *bound, struct kvs_store **ret);
+int trd_open(const char *uri, bool existing, uint64_t deadline_ms, struct trd_bound **bound,
+             struct kvs_store **ret);
 
 /**
  * End it. Calls that were given up end later, and the last one closes the store. Until then this library

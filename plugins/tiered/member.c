@@ -35,9 +35,7 @@ static int open_store(struct trd_member *member)
 {
     const struct trd_member_config *config = member->config;
     struct kvs_store *store = NULL;
-    int rc = member->bound       ? trd_bound_open(member->bound, &store)
-             : config->read_only ? kvs_open_existing(config->uri, &store)
-                                 : kvs_open(config->uri, &store);
+    int rc = trd_open(config->uri, config->read_only, config->deadline_ms, &member->bound, &store);
 
     if (rc)
         return rc;
@@ -68,11 +66,6 @@ int trd_member_init(struct trd_member *member, const struct trd_member_config *c
     if (rc)
         return rc;
     kvs_plugin_unload(&plugin);
-    if (config->deadline_ms)
-        rc = trd_bound_create(config->uri, config->read_only, config->deadline_ms * KV_NS_PER_MS,
-                              &member->bound);
-    if (rc)
-        return rc;
     rc = open_store(member);
     if (rc == -EINVAL || rc == -EPROTO)
         return rc;

@@ -73,21 +73,6 @@ static int lock_member(struct kva_volumes *volumes, size_t i, const char *folder
 
 /* -- opening ----------------------------------------------------------------------------------- */
 
-/* Open a member's store, in time where it has a deadline. */
-static int open_store(struct kva_volumes *volumes, size_t i, struct kvs_store **ret)
-{
-    const struct trd_member_config *member = &volumes->config.members[i];
-    bool existing = volumes->opts.look_only;
-    int rc = 0;
-
-    if (!member->deadline_ms)
-        return existing ? kvs_open_existing(member->uri, ret) : kvs_open(member->uri, ret);
-    if (!volumes->bounds[i])
-        rc = trd_bound_create(member->uri, existing, member->deadline_ms * KV_NS_PER_MS,
-                              &volumes->bounds[i]);
-    return rc < 0 ? rc : trd_bound_open(volumes->bounds[i], ret);
-}
-
 /* Two URIs may name one store, where a move would remove the only copy. Returns 1 when @store is that of an open
  * member, whose number goes to @ret_twin. */
 static int find_twin(const struct kva_volumes *volumes, size_t i, struct kvs_store *store,
@@ -129,7 +114,8 @@ static int add_member(struct kva_volumes *volumes, size_t i, struct kv_error *er
     bool look_only = volumes->opts.look_only;
     struct kvs_store *store = NULL;
     size_t twin = 0;
-    int same = 0, rc = open_store(volumes, i, &store);
+    int same = 0, rc = trd_open(members[i].uri, look_only, members[i].deadline_ms,
+                                &volumes->bounds[i], &store);
 
     if (rc < 0) {
         say_absent(volumes, i, strerror(-rc));
