@@ -110,8 +110,9 @@ def free_port():
 
 
 def wait_until(predicate, timeout=10, what="condition", interval=0.02, give_up=None):
-    """Poll until predicate() is true; returns its value. Exceptions of the last try are shown. @give_up: seconds after which
-    an event that may not come is waited for no longer."""
+    """Poll until predicate() is true; returns its value. Exceptions of the last try are shown. @what: words for the failure, or
+    a function that returns them, which is called when the time is up. @give_up: seconds after which an event that may not
+    come is waited for no longer."""
     deadline = time.monotonic() + (give_up or patience(timeout))
     error = None
     while True:
@@ -123,6 +124,7 @@ def wait_until(predicate, timeout=10, what="condition", interval=0.02, give_up=N
         except (OSError, http.client.HTTPException, AssertionError, KeyError) as problem:
             error = problem
         if time.monotonic() > deadline:
+            what = what() if callable(what) else what
             raise AssertionError(f"timed out waiting for {what}" + (f" ({error!r})" if error else ""))
         time.sleep(interval)
 

@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 
-from kvtest import BUILD, check, free_port, patience, skip, wait_until
+from kvtest import BUILD, check, free_port, http_request, patience, skip, wait_until
 
 
 def needs_nats():
@@ -28,7 +28,7 @@ def needs_nats():
 
 
 class NatsServer:
-    """@config: further lines of its configuration. @login: (user, password) that it demands. stop() and start() keep the port."""
+    """@config: further lines of its configuration. @login: (user, password) that it demands. stop() and start() keep the ports."""
 
     def __init__(self, config="", login=None, host="127.0.0.1"):
         self.host = host
@@ -36,17 +36,29 @@ class NatsServer:
         if login:
             config += f"\nauthorization {{ user: {login[0]}, password: {login[1]} }}"
         self.folder = tempfile.TemporaryDirectory(prefix="kvasir-nats-")
-        self.port = free_port()
+        self.port, self.monitor = free_port(), free_port()
         self.url = f"nats://{host}:{self.port}"
         self.path = os.path.join(self.folder.name, "nats.conf")
         with open(self.path, "w", encoding="utf-8") as file:
-            file.write(f"listen: {host}:{self.port}\n{config}\n")
+            file.write(f"listen: {host}:{self.port}\nhttp: {host}:{self.monitor}\n{config}\n")
         self.process = None
         self.start()
 
     def start(self):
         self.process = subprocess.Popen(["nats-server", "-c", self.path], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         wait_until(lambda: socket.create_connection((self.host, self.port)).close() or True, 30, "nats-server")
+
+    def subscriptions(self, prefix):
+        """Subjects beginning with @prefix that clients are subscribed to, one for each subscription."""
+        reply = http_request(f"http://{self.host}:{self.monitor}", "GET", "/subsz?subs=1")
+        return [one["subject"] for one in reply.json().get("subscriptions_list") or () if one["subject"].startswith(prefix)]
+
+    def wait_subscribed(self, prefix, n=1):
+        """Until the server has @n subscriptions to subjects that begin with @prefix. It drops messages that come before.
+
+        kv-indexer lists a worker, and a connection as active, before its subscription has reached the server.
+        """
+        wait_until(lambda: len(self.subscriptions(prefix)) >= n, 30, lambda: f"subscriptions to {prefix}: {self.subscriptions('')}")
 
     def stop(self):
         self.process.kill()

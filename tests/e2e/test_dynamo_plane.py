@@ -36,7 +36,8 @@ def connect(indexer, *workers):
 
 
 def wait_view(indexer, worker, wanted, tokens=TOKENS):
-    wait_until(lambda: view(indexer, worker, tokens) == wanted, 30, f"{wanted}, not {view(indexer, worker, tokens)}")
+    wait_until(lambda: view(indexer, worker, tokens) == wanted, 30,
+               lambda: f"{wanted}, not {view(indexer, worker, tokens)}: {indexer.workers()}")
 
 
 def come_and_go(discovery):
@@ -72,7 +73,7 @@ def tiers_and_clears(discovery):
             row = indexer.query(TOKENS, model_name=MODEL)["instances"].get(str(worker.worker), {})
             return row.get("gpu"), row.get("cpu"), row.get("disk")
 
-        wait_until(lambda: reach() == (8, 12, 16), 30, f"tiers, not {reach()}")
+        wait_until(lambda: reach() == (8, 12, 16), 30, lambda: f"tiers, not {reach()}")
         worker.clear()
         wait_view(indexer, worker, (0, True))
         equal(indexer.query(TOKENS, model_name=MODEL)["scores"], {})
@@ -264,6 +265,7 @@ def nats_come_and_go(discovery, server, *args):
             NatsWorker(discovery, server, worker=7, number=71, rank=1) as second, Worker(discovery) as other:
         connect(indexer, other)
         wait_until(lambda: len(followed(indexer)) == 3, 30, "registrations")
+        server.wait_subscribed("namespace.")
         first.store([1, 2, 3], TOKENS[:12])
         second.store([5], TOKENS[:4])
         other.store([1], TOKENS[:4])
@@ -286,6 +288,7 @@ def nats_losses(discovery, server, *args):
     """A lost message; a server that is away while messages are, or aren't, published; a worker that restarts."""
     with follow(discovery, *args, "--stale-after", "300ms") as indexer, NatsWorker(discovery, server, worker=7) as worker:
         wait_until(lambda: followed(indexer) == [(7, 0)], 30, "the worker")
+        server.wait_subscribed("namespace.")
         worker.store([1], TOKENS[:4])
         wait_view(indexer, worker, (4, True))
         worker.store([2], TOKENS[4:8], parent=1, lose=True)
@@ -302,6 +305,7 @@ def nats_losses(discovery, server, *args):
             server.start()
             worker.reconnect(server)
             wait_until(lambda: listener(indexer, worker)["status"] == "active", 30, "the connection")
+            server.wait_subscribed("namespace.")
             wait_view(indexer, worker, (4, False))  # nobody knows yet whether a message was lost
 
             def heard():
@@ -318,16 +322,21 @@ def nats_losses(discovery, server, *args):
 
 def test_nats():
     needs_nats()
-    with Folder() as folder, NatsServer(login=("dynamo", "secret")) as server:
-        with open(f"{server.folder.name}/password", "w", encoding="utf-8") as file:
-            file.write("secret\n")
-        follows = ("--dynamo-nats", server.url, "--nats-user", "dynamo", "--nats-password-file", file.name)
-        nats_come_and_go(folder, server, *follows)
-        nats_losses(folder, server, *follows)
-        block_manager(folder, server.url.replace("//", "//dynamo:secret@"), *follows)
-        with follow(folder) as indexer, NatsWorker(folder, server):
-            wait_until(lambda: any("--dynamo-nats" in line for line in indexer.log), 30, "the log to tell what is missing")
-            equal(followed(indexer), [])
+    with Folder() as folder, tempfile.NamedTemporaryFile("w") as password:
+        password.write("secret\n")
+        password.flush()
+
+        def follows(server):
+            return "--dynamo-nats", server.url, "--nats-user", "dynamo", "--nats-password-file", password.name
+
+        for case in nats_come_and_go, nats_losses:  # a server each: none has subscriptions of an indexer before
+            with NatsServer(login=("dynamo", "secret")) as server:
+                case(folder, server, *follows(server))
+        with NatsServer(login=("dynamo", "secret")) as server:
+            block_manager(folder, server.url.replace("//", "//dynamo:secret@"), *follows(server))
+            with follow(folder) as indexer, NatsWorker(folder, server):
+                wait_until(lambda: any("--dynamo-nats" in line for line in indexer.log), 30, "the log to tell what is missing")
+                equal(followed(indexer), [])
 
 
 def refuses_strangers(password):

@@ -14,7 +14,9 @@ class Fleet:
     """An indexer that follows a server, and what it should know."""
 
     def __init__(self, server, *args):
+        others = len(server.subscriptions("kvasir.*"))
         self.indexer = Indexer("--nats", server.url, "--block-size", "16", *args)
+        server.wait_subscribed("kvasir.*", others + 1)
 
     def worker(self, name="w"):
         return next((w for w in self.indexer.workers() if w["instance_id"] == name), None)

@@ -72,7 +72,8 @@ with Publisher(endpoint="tcp://{THERE}:5557", replay_endpoint="tcp://{THERE}:555
 """
 
 
-# Both publish until a line comes on stdin: block n + 1 behind block n. Then they say how many there are. The end of stdin ends them.
+# When somebody follows them, both publish until a line comes on stdin: block n + 1 behind block n. Then they say how many there are.
+# The end of stdin ends them.
 NATS = f"""
 import pathlib
 import sys
@@ -91,6 +92,8 @@ with NatsServer(host="{THERE}") as server, BlockManager(server) as manager, Fold
         gone.set()
 
     threading.Thread(target=listen, daemon=True).start()
+    server.wait_subscribed("kvasir.*")
+    server.wait_subscribed("namespace.")
     number = 0
     while not end.wait(0.1):
         number += 1
