@@ -55,21 +55,6 @@ static void name_request(const struct ksel_body *body, struct made *made)
 
 /* -- deciding, with the lock held ---------------------------------------------------------------- */
 
-static int decide(struct ksel_fleet *fleet, struct ksel_ask *ask, uint64_t now_ns, bool explain,
-                  struct made *made)
-{
-    long n;
-
-    made->choice = (struct kvsel_choice)KVSEL_CHOICE_INIT;
-    if (!explain)
-        return kvsel_select(fleet->books, &ask->request, now_ns, &made->choice);
-    n = ksel_ask_candidates(ask, fleet, now_ns, &made->choice);
-    if (n < 0)
-        return (int)n;
-    made->n_candidates = (size_t)n;
-    return made->choice.candidates ? 0 : -EHOSTUNREACH;
-}
-
 static int book(struct ksel *s, struct ksel_fleet *fleet, struct ksel_ask *ask, uint64_t now_ns,
                 struct made *made)
 {
@@ -280,7 +265,8 @@ static void select_for(struct ksel *s, struct ksel_ask *ask, bool booked, struct
         return;
     made.block_size = fleet->block_size;
     now_ns = kv_now_ns();
-    rc = decide(fleet, ask, now_ns, logged || body->explain, &made);
+    rc = ksel_ask_choose(ask, fleet, now_ns, logged || body->explain, &made.choice,
+                         &made.n_candidates);
     if (rc == 0)
         note_worker(fleet, &made);
     if (rc == 0 && booked)
@@ -343,7 +329,7 @@ static void potential_loads(struct ksel *s, struct ksel_ask *ask, struct kh_repl
 
     if (!fleet)
         return;
-    n = ksel_ask_candidates(ask, fleet, kv_now_ns(), NULL);
+    n = ksel_ask_look(ask, fleet, kv_now_ns());
     pthread_mutex_unlock(&s->lock);
     if (n < 0) {
         refuse((int)n, ask, &made, s, reply);

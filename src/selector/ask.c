@@ -265,23 +265,46 @@ bool ksel_ask_is_partial(const struct ksel_ask *ask, struct kv_holder holder)
     return false;
 }
 
-long ksel_ask_candidates(struct ksel_ask *ask, struct ksel_fleet *fleet, uint64_t now_ns,
-                         struct kvsel_choice *choice)
+/* Make room in scratch->candidates for all workers. Returns NULL when out of memory. */
+static struct kvsel_candidate *candidates_for(struct ksel_ask *ask, const struct ksel_fleet *fleet,
+                                              size_t *ret_max)
 {
     struct kv_buf *candidates = &ask->scratch->candidates;
     struct kvsel_stats stats = KVSEL_STATS_INIT;
+
+    (void)kvsel_get_stats(fleet->books, &stats);
+    *ret_max = stats.workers + 1;
+    kv_buf_clear(candidates);
+    if (kv_buf_reserve(candidates, *ret_max * sizeof(struct kvsel_candidate)) < 0)
+        return NULL;
+    return (struct kvsel_candidate *)(void *)candidates->data;
+}
+
+int ksel_ask_choose(struct ksel_ask *ask, struct ksel_fleet *fleet, uint64_t now_ns, bool explain,
+                    struct kvsel_choice *ret, size_t *ret_n)
+{
     struct kvsel_candidate *c;
     size_t max;
     long n;
 
-    (void)kvsel_get_stats(fleet->books, &stats);
-    max = stats.workers + 1;
-    kv_buf_clear(candidates);
-    if (kv_buf_reserve(candidates, max * sizeof(*c)) < 0)
-        return -ENOMEM;
-    c = (struct kvsel_candidate *)(void *)candidates->data;
-    n = choice ? kvsel_explain(fleet->books, &ask->request, now_ns, choice, c, max)
-               : kvsel_look(fleet->books, &ask->request, now_ns, c, max);
+    *ret = (struct kvsel_choice)KVSEL_CHOICE_INIT;
+    *ret_n = 0;
+    if (!explain)
+        return kvsel_select(fleet->books, &ask->request, now_ns, ret);
+    c = candidates_for(ask, fleet, &max);
+    n = c ? kvsel_explain(fleet->books, &ask->request, now_ns, ret, c, max) : -ENOMEM;
+    if (n < 0)
+        return (int)n;
+    *ret_n = KV_MIN((size_t)n, max);
+    return ret->candidates ? 0 : -EHOSTUNREACH;
+}
+
+long ksel_ask_look(struct ksel_ask *ask, struct ksel_fleet *fleet, uint64_t now_ns)
+{
+    size_t max;
+    struct kvsel_candidate *c = candidates_for(ask, fleet, &max);
+    long n = c ? kvsel_look(fleet->books, &ask->request, now_ns, c, max) : -ENOMEM;
+
     return KV_MIN(n, (long)max);
 }
 

@@ -30,11 +30,18 @@ void ksel_ask_end(struct ksel_ask *ask);
 struct ksel_fleet *ksel_ask_lock(struct ksel *s, struct ksel_ask *ask, struct kh_reply *reply);
 
 /**
- * Tell of all workers in scratch->candidates; with @choice (zeroed) also choose one, for which
- * choice->candidates is 0 when none fits. Returns their number or a negative errno. The caller holds lock.
+ * Choose a worker. With @explain all workers of the decision are in scratch->candidates, also where none
+ * fits, and @ret_n is their number, else 0. Returns 0; -EHOSTUNREACH: none fits; or what kvsel_select does.
+ * The caller holds lock.
  */
-long ksel_ask_candidates(struct ksel_ask *ask, struct ksel_fleet *fleet, uint64_t now_ns,
-                         struct kvsel_choice *choice);
+int ksel_ask_choose(struct ksel_ask *ask, struct ksel_fleet *fleet, uint64_t now_ns, bool explain,
+                    struct kvsel_choice *ret, size_t *ret_n);
+
+/**
+ * Tell of all workers in scratch->candidates, without a choice. Returns their number or a negative errno.
+ * The caller holds lock.
+ */
+long ksel_ask_look(struct ksel_ask *ask, struct ksel_fleet *fleet, uint64_t now_ns);
 
 /** Return a decision about the question, of @n candidates; not booked. */
 struct ksel_decision ksel_ask_decision(struct ksel *s, const struct ksel_ask *ask, const char *id,

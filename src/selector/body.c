@@ -323,7 +323,7 @@ static bool read_booking(struct reading *r, struct kv_str key)
 
 /* -- the body ---------------------------------------------------------------------------------- */
 
-static void clear(struct ki_body *prompt, struct ksel_body *b)
+void ksel_body_clear(struct ki_body *prompt, struct ksel_body *b)
 {
     memset(b, 0, offsetof(struct ksel_body, sequence));
     kv_buf_clear(&b->sequence);
@@ -361,7 +361,7 @@ int ksel_body_parse(struct kv_str text, struct ki_body *prompt, struct ksel_body
     char field[64] = "(top level)";
     struct kv_str key;
 
-    clear(prompt, ret);
+    ksel_body_clear(prompt, ret);
     kv_json_init(&r.json, text.p, text.len);
     kv_json_object(&r.json);
     while (kv_json_next_key(&r.json, &key)) {

@@ -63,6 +63,9 @@ struct ksel_body {
 };
 void ksel_body_fini(struct ksel_body *body);
 
+/** Make both as read from an empty object. Their memory is used again. */
+void ksel_body_clear(struct ki_body *prompt, struct ksel_body *body);
+
 /** Return a text, valid until the next parse; NULL: absent. */
 const char *ksel_text_of(const struct ksel_body *body, ksel_text text);
 

@@ -106,15 +106,12 @@ static const struct ksel_fleet *find_fleet(struct ksel *s, const char *name, boo
 /* Write the request to the scratch, as if it had come as JSON. Returns 0 or a negative errno. */
 static int fill(struct ksel *s, struct ksel_scratch *scratch, const struct kx_ask *ask)
 {
-    static const struct kv_str nothing = {"{}", 2};
     struct ksel_body *body = &scratch->body;
     struct ki_body *prompt = &scratch->indexer->body;
     const struct ksel_fleet *fleet;
-    struct kv_error error;
     bool lora;
 
-    if (ksel_body_parse(nothing, prompt, body, &error) < 0)
-        return -ENOMEM;
+    ksel_body_clear(prompt, body);
     pthread_mutex_lock(&s->lock);
     ksel_sync(s);
     fleet = find_fleet(s, ask->model, &lora);
@@ -179,55 +176,60 @@ static void add_fallbacks(const struct ksel *s, const struct ksel_fleet *fleet,
     }
 }
 
-/* Decide and book, with the lock held. Returns the number of candidates or a negative errno. */
-static long decide(struct ksel *s, struct ksel_fleet *fleet, struct ksel_ask *question,
-                   const struct kx_ask *ask, struct kvsel_choice *choice,
-                   char ret[KX_MAX_ENDPOINTS])
+/*
+ * Decide and book, with the lock held. All workers, @ret_n of them, are told only where the log or
+ * fallbacks need them. Returns 0 or a negative errno.
+ */
+static int decide(struct ksel *s, struct ksel_fleet *fleet, struct ksel_ask *question,
+                  const struct kx_ask *ask, bool logged, struct kvsel_choice *choice, size_t *ret_n,
+                  char ret[KX_MAX_ENDPOINTS])
 {
     const struct ksel_member *member;
     uint64_t now_ns = kv_now_ns();
-    long n;
     int rc;
 
     if (!admit(fleet, ask, question))
         return -ENOMEM;
-    n = ksel_ask_candidates(question, fleet, now_ns, choice);
-    if (n < 0)
-        return n;
-    member = choice->candidates ? ksel_fleet_member(fleet, choice->worker) : NULL;
+    rc = ksel_ask_choose(question, fleet, now_ns, logged || s->options->ext_proc_fallbacks, choice,
+                         ret_n);
+    if (rc < 0)
+        return rc;
+    member = ksel_fleet_member(fleet, choice->worker);
     if (!member || !*member->address)
         return -EHOSTUNREACH;
     (void)snprintf(ret, KX_MAX_ENDPOINTS, "%s", member->address);
     rc = ksel_book(s, fleet, ask->id, strlen(ask->id), &question->request, choice, now_ns);
     if (rc < 0)
         return rc == -ENOSPC ? -ENOBUFS : rc;
-    add_fallbacks(s, fleet, question->scratch, (size_t)n, choice->worker, ret);
-    return n;
+    add_fallbacks(s, fleet, question->scratch, *ret_n, choice->worker, ret);
+    return 0;
 }
 
 static int choose_for(struct ksel *s, struct ksel_ask *question, const struct kx_ask *ask,
                       struct kh_reply *reply, char ret[KX_MAX_ENDPOINTS])
 {
-    struct kvsel_choice choice = KVSEL_CHOICE_INIT;
     struct ksel_fleet *fleet = ksel_ask_lock(s, question, reply);
+    bool logged = ksel_log_wants(s->log, ask->id, strlen(ask->id));
+    struct kvsel_choice choice;
     uint32_t block_size;
-    long n;
+    size_t n;
+    int rc;
 
     if (!fleet)
         return -EHOSTUNREACH;
     if (!ask->tokens)
         question->request.tokens = ask->n_tokens; /* a guess: of load, not of blocks */
     block_size = fleet->block_size;
-    n = decide(s, fleet, question, ask, &choice, ret);
+    rc = decide(s, fleet, question, ask, logged, &choice, &n, ret);
     pthread_mutex_unlock(&s->lock);
-    if (n >= 0 && ksel_log_wants(s->log, ask->id, strlen(ask->id))) {
-        struct ksel_decision decision = ksel_ask_decision(s, question, ask->id, strlen(ask->id),
-                                                          block_size, &choice, (size_t)n);
+    if (rc == 0 && logged) {
+        struct ksel_decision decision =
+            ksel_ask_decision(s, question, ask->id, strlen(ask->id), block_size, &choice, n);
 
         decision.booked = true;
         ksel_log_decision(s->log, &decision);
     }
-    return n < 0 ? (int)n : 0;
+    return rc;
 }
 
 static int choose(void *arg, const struct kx_ask *ask, char ret[KX_MAX_ENDPOINTS])
