@@ -124,9 +124,15 @@ static void move(struct kvbm_leader *leader, uint32_t from, const uint32_t *src,
                                                  .flow = to == HOST ? KVBM_OFFLOAD : KVBM_ONBOARD};
     struct kvbm_group_done done;
     int64_t id = kvbm_leader_submit(leader, &transfer);
+    int rc;
 
     must(id, "submit");
-    must(kvbm_leader_wait(leader, (uint64_t)id, WAIT_MS, &done), "wait");
+    rc = kvbm_leader_wait(leader, (uint64_t)id, WAIT_MS, &done);
+    if (rc == -ETIMEDOUT) { /* the request can wait no longer: take what has come by now */
+        (void)kvbm_leader_cancel(leader, (uint64_t)id); /* -ENOENT: it has just ended */
+        rc = kvbm_leader_wait(leader, (uint64_t)id, WAIT_MS, &done);
+    }
+    must(rc, "wait");
     must(done.status, "transfer");
     printf("leader: place %u to place %u: %u of %u blocks whole on %d ranks\n", from, to, done.n_ok,
            done.n, RANKS);

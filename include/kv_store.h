@@ -378,12 +378,6 @@ struct kvs_manifest;
  */
 KV_API int kvs_manifest_get(struct kvs_store *store, const char *name, struct kvs_manifest **ret);
 
-/**
- * Decode a manifest from @len bytes, borrowed for the call. The caller frees *@ret with
- * kvs_manifest_free. Returns 0; -EMEDIUMTYPE (not a manifest of this library); -EBADMSG (damaged).
- */
-KV_API int kvs_manifest_decode(const void *data, size_t len, struct kvs_manifest **ret);
-
 /** Free a manifest. NULL is a no-op. */
 KV_API void kvs_manifest_free(struct kvs_manifest *manifest);
 

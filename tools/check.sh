@@ -28,6 +28,7 @@ fi
 step rooms tools/check-rooms.py
 step public-tree tools/check-tree.py
 step prose tools/check-prose.py --strict
+step callers tools/callers.py
 tools/check-prose.py | tail -n 1 # findings in rooms outside CLEAN; warns, never fails
 step shellcheck shellcheck "${scripts[@]}"
 step cppcheck cppcheck --quiet --error-exitcode=1 --inline-suppr --std=c11 -U__VERSION__ -j "$(nproc)" -Iinclude -Isrc \

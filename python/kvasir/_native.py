@@ -110,6 +110,8 @@ REASONS: List[Tuple[str, int, str]] = [
 
 # -- libraries ---------------------------------------------------------------------------------------------------------
 
+_SET_LOG = {"kvstore": "kvs_set_log", "kvindex": "kvi_set_log", "kvselect": "kvsel_set_log", "kvevent": "kve_set_log",
+            "kvbm": "kvbm_set_log", "kvx": "kvx_set_log", "kvasir_llama": "kvl_set_log"}
 _libraries: Dict[str, ctypes.CDLL] = {}
 _lock = threading.Lock()
 
@@ -133,8 +135,7 @@ def load(name: str) -> ctypes.CDLL:
         for function, result, arguments in _abi.PROTOTYPES[name]:
             entry = getattr(library, function)
             entry.restype, entry.argtypes = result, arguments
-        prefix = {"kvstore": "kvs", "kvindex": "kvi", "kvselect": "kvsel", "kvevent": "kve", "kvasir_llama": "kvl"}.get(name, name)
-        getattr(library, prefix + "_set_log")(ctypes.cast(_reason.kvpy_log, ctypes.c_void_p), None)
+        getattr(library, _SET_LOG[name])(ctypes.cast(_reason.kvpy_log, ctypes.c_void_p), None)
         _libraries[name] = library
         return library
 

@@ -48,6 +48,11 @@ int kvs_manifest_add_weave(struct kvs_manifest *m, uint64_t offset, uint32_t row
  * Append the bytes of @m to an empty @ret. Returns 0, -EINVAL (fingerprint too long) or -ENOMEM.
  */
 int kvs_manifest_encode(const struct kvs_manifest *m, struct kv_buf *ret);
+/**
+ * Decode a manifest from @len bytes, borrowed for the call. The caller frees *@ret with
+ * kvs_manifest_free. Returns 0; -EMEDIUMTYPE (not a manifest of this library); -EBADMSG (damaged).
+ */
+int kvs_manifest_decode(const void *data, size_t len, struct kvs_manifest **ret);
 
 /** Compute the key of a chunk: XXH3-128 of its bytes in canonical (big-endian) order. */
 void kvs_chunk_key(const void *data, size_t len, uint8_t ret[16]);
