@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Blocks by handles: a scheduler holds blocks that it has found in any tier, so that none is evicted
- * while the request waits, and brings all of them into the engine's pool in one batch.
+ * Blocks by handles: a scheduler holds the blocks that it has found in any tier while their request
+ * waits. Then it brings all of them into the engine's pool in one batch.
  *
  *     cc -std=gnu11 kvbm_handles.c $(pkg-config --cflags --libs kvbm)
  */
@@ -103,13 +103,13 @@ int main(void)
     n = kvbm_pool_match(host, 0, keys, PROMPT, 0, found);
     must(n, "match");
 
-    /* The request waits for its turn: blocks of lower tiers come up to the host tier meanwhile. */
+    /* The request waits: blocks of lower tiers come up to the host tier meanwhile. */
     ready = kvbm_manager_prepare_load_blocks(e.manager, found, (size_t)n, NULL, &pin);
     must(ready, "prepare");
     must(kvbm_pin_wait(pin, WAIT_MS), "wait");
     kvbm_pin_release(pin);
 
-    /* Its turn has come. */
+    /* The request is scheduled. */
     n = kvbm_manager_onboard_blocks(e.cache, found, (size_t)n, WAIT_MS, mine);
     must(n, "onboard");
     printf("%ld blocks found and pinned, %ld onboarded\n", ready, n);

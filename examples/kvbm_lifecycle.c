@@ -156,7 +156,7 @@ static struct kvbm_layout *make_layout(void)
     return layout;
 }
 
-/* What a scrape of /metrics gets, of all registries of the process. */
+/* Print the metrics of all registries of the process, as a scrape of /metrics gets them. */
 static void print_metrics(struct kvbm_registry *registry)
 {
     const struct kvbm_named_registry all[] = {{registry, "example-model"}};
