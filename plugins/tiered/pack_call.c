@@ -129,12 +129,14 @@ static int pack(struct trd_packing *p, struct list *l, uint64_t linger_ns, kv_st
 static int pack_list(kv_store_v1 *self, const kv_store_pack_opts *opts, unsigned from, unsigned to,
                      struct list *l, kv_store_packed *sums)
 {
+    const struct trd_member_config *members = self->config.members;
     struct kvs_store *target = NULL, *source = NULL;
+    struct trd_bound *bounds[2] = {NULL, NULL};
     struct trd_packing p;
-    int rc = kvs_open(self->config.members[to].uri, &target);
+    int rc = trd_open(members[to].uri, false, members[to].deadline_ms, &bounds[0], &target);
 
-    if (rc == 0)
-        rc = from == to ? 0 : kvs_open(self->config.members[from].uri, &source);
+    if (rc == 0 && from != to)
+        rc = trd_open(members[from].uri, false, members[from].deadline_ms, &bounds[1], &source);
     if (rc == 0) {
         kvs_publishes_by_hand(target);
         rc = trd_packing_init(&p, source ? source : target, target);
@@ -148,6 +150,8 @@ static int pack_list(kv_store_v1 *self, const kv_store_pack_opts *opts, unsigned
     }
     kvs_close(source);
     kvs_close(target);
+    trd_bound_destroy(bounds[1]);
+    trd_bound_destroy(bounds[0]);
     return rc;
 }
 

@@ -8,6 +8,7 @@
 
 #include "base/core/clock.h"
 #include "base/core/log.h"
+#include "tiered/bound.h"
 
 /* -- which packs there are, and when they were used --------------------------------------------- */
 
@@ -290,16 +291,18 @@ int trd_sweep_packs(const struct trd_member_config *member, uint64_t linger_ns, 
                     kv_store_live_fn live, void *arg, kv_store_swept *swept)
 {
     struct kvs_store *store = NULL;
+    struct trd_bound *bound = NULL;
     struct trd_packing p;
-    int rc = kvs_open_existing(member->uri, &store);
+    int rc = trd_open(member->uri, true, member->deadline_ms, &bound, &store);
 
-    if (rc < 0)
-        return rc;
-    kvs_publishes_by_hand(store);
-    rc = trd_packing_init(&p, store, store);
-    if (rc == 0)
-        rc = trd_sweep_packs_of(&p, linger_ns, min_age_s, live, arg, swept);
-    trd_packing_fini(&p);
+    if (rc == 0) {
+        kvs_publishes_by_hand(store);
+        rc = trd_packing_init(&p, store, store);
+        if (rc == 0)
+            rc = trd_sweep_packs_of(&p, linger_ns, min_age_s, live, arg, swept);
+        trd_packing_fini(&p);
+    }
     kvs_close(store);
+    trd_bound_destroy(bound);
     return rc;
 }

@@ -13,8 +13,8 @@ int trd_published_packs(struct kvs_store *store, struct trd_keys *ret);
 /**
  * Sweep the packs of a member that weren't written or used for @min_age_s: remove those without a live blob;
  * where fewer than half of the bytes are live, write the live blobs into new packs, wait @linger_ns, and
- * remove the old ones. A pack that can't be read stays. Opens the member itself. Adds to @swept.
- * Returns 0 or an error.
+ * remove the old ones. A pack that can't be read stays. Opens the member itself, with
+ * its deadline. Adds to @swept. Returns 0 or an error.
  */
 int trd_sweep_packs(const struct trd_member_config *member, uint64_t linger_ns, uint64_t min_age_s,
                     kv_store_live_fn live, void *arg, kv_store_swept *swept);

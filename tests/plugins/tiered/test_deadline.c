@@ -6,6 +6,7 @@
 #include <pthread.h>
 
 #include "tier/shaky.h"
+#include "tiered/pack.h"
 
 enum { N = 8 };
 
@@ -214,12 +215,44 @@ static void test_open_and_close(void **state)
     world_close(&w);
 }
 
+/* Collection and packing open the member anew: neither waits longer than its deadline. */
+static void test_packs(void **state)
+{
+    kv_store_pack_opts opts = {.size = sizeof(opts), .to = "fast", .min_bytes = 1};
+    kv_store_packed packed = {.size = sizeof(packed)};
+    kv_store_swept swept = {.size = sizeof(swept)};
+    uint8_t keys[2 * 16], data[LEN];
+    struct trd_packing p;
+    int n = 0, each[2];
+    struct world w;
+    (void)state;
+
+    begin(&w, "linger = 1ms\n", "100ms");
+    for (uint64_t i = 0; i < 2; i++)
+        make_blob(2 * i, keys + i * 16, data);
+    assert_int_equal(trd_packing_init(&p, w.fast, w.fast), 0);
+    p.min_bytes = 1;
+    assert_int_equal(trd_pack_write(&p, keys, 16, 2, each), 2);
+    trd_packing_fini(&p);
+    shaky->hang_open = true;
+    assert_int_equal(w.store->ext.sweep_chunks(w.store->backend, 0, keep_all, &n, &swept), 0);
+    assert_int_equal(swept.errors, 1);
+    shaky->hang_open = false;
+    wait_until(shaky->opens == shaky->closes + 1); /* the late one has gone */
+    shaky->hang_open = true;
+    assert_int_equal(
+        w.store->ext.pack_chunks(w.store->backend, &opts, keys, 16, 2, &packed), -ETIMEDOUT);
+    shaky->hang_open = false;
+    wait_until(get_blob(w.store, 0) == 0);
+    world_close(&w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_reads), cmocka_unit_test(test_late_lies),
         cmocka_unit_test(test_writes), cmocka_unit_test(test_all_calls),
-        cmocka_unit_test(test_open_and_close)};
+        cmocka_unit_test(test_open_and_close), cmocka_unit_test(test_packs)};
 
     shaky = shaky_find();
     return cmocka_run_group_tests(tests, NULL, NULL);
