@@ -139,7 +139,7 @@ struct kvbm_zmq_opts {
  * - Consecutive stored blocks of one chain become one event, as do consecutive removals from one
  *   tier.
  * - Consolidated events name the device's medium for all tiers. A block whose first event had no
- *   tokens is published again with the first tokens that come.
+ *   tokens is published again with the first tokens that come; after a loss, any block is.
  * - Stored blocks whose tokens show another size than block_size are left out.
  * - After a loss (in this manager's queue or in the publisher's) the sink publishes a clear, and
  *   leaves a sequence gap. Followers then know fewer blocks than the tiers hold, never more.

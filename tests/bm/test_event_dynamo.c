@@ -323,6 +323,37 @@ static void test_first_tokens(void **state)
     close_wire();
 }
 
+static bool queue_is_empty(void)
+{
+    struct kvbm_events_stats stats = {.size = sizeof(stats)};
+
+    assert_int_equal(kvbm_events_get_stats(wire.events, &stats), 0);
+    return stats.queued_bytes == 0;
+}
+
+/* A block that is told behind a loss, in the batch that shows it, keeps its tokens for further tiers. */
+static void test_tiers_behind_a_loss(void **state)
+{
+    struct kvbm_dynamo_opts opts = dynamo_opts();
+    struct tiers t;
+
+    (void)state;
+    open_wire(&opts, 512);
+    open_tiers(&t);
+    join(&t);
+    leave(t.pools[0], 1, 8); /* more than fits */
+    wait_until(queue_is_empty());
+    leave(t.pools[0], 9, 1);
+    take_all();
+    assert_int_equal(wire.n_clears, 1);
+    assert_true(wire.held[KV_TIER_DEVICE][9]);
+    bm_leave(t.pools[1], 9);
+    take_all();
+    assert_true(wire.held[KV_TIER_HOST][9]);
+    close_tiers(&t);
+    close_wire();
+}
+
 /* The last decoded store's hashes are those of tokens, adapter and salt. */
 static void test_hashes(void **state)
 {
@@ -475,10 +506,15 @@ static int remove_folder(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bytes),         cmocka_unit_test(test_hashes),
-        cmocka_unit_test(test_records),       cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_random),        cmocka_unit_test(test_losses),
-        cmocka_unit_test(test_further_tiers), cmocka_unit_test(test_first_tokens),
+        cmocka_unit_test(test_bytes),
+        cmocka_unit_test(test_hashes),
+        cmocka_unit_test(test_records),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_random),
+        cmocka_unit_test(test_losses),
+        cmocka_unit_test(test_further_tiers),
+        cmocka_unit_test(test_first_tokens),
+        cmocka_unit_test(test_tiers_behind_a_loss),
     };
 
     return cmocka_run_group_tests(tests, make_folder, remove_folder);

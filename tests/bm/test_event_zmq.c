@@ -485,6 +485,52 @@ static void test_lost_in_the_queue(void **state)
     assert_int_equal(kvbm_events_destroy(wire.events), 0);
 }
 
+/* Behind a loss consolidated followers know no block: each comes again with the first tokens, once. Copies
+ * of the batch that shows the loss count, too. */
+static void test_consolidated_behind_a_loss(void **state)
+{
+    struct kvbm_zmq_opts opts = {.scope = KVBM_EVENTS_CONSOLIDATED};
+    struct kvbm_chain bare = {.size = sizeof(bare), .keys = keys};
+    struct kvbm_chain chain = {.size = sizeof(chain), .keys = keys, .tokens = tokens};
+    struct kvbm_pool *disk;
+    struct tiers t;
+    size_t at;
+
+    (void)state;
+    open_wire(NULL, &opts, 2048);
+    open_tiers(&t, 8);
+    disk = bm_pool(
+        &t.bm, &(struct kvbm_pool_opts){.tier = KV_TIER_DISK, .block_size = BM_BLOCK, .groups = 1});
+    leave(t.host, &bare, 3);
+    leave(disk, &bare, 3);
+    read_all();
+    assert_int_equal(wire.n_ops, 1);
+    put(1000, 100);
+    read_all();
+    at = wire.n_ops;
+    assert_int_equal(wire.ops[at - 1].type, KVE_OP_CLEAR);
+    leave(t.bm.pool, &chain, 2); /* three tiers have them, and two tell again */
+    read_all();
+    bm_churn(t.bm.pool, 7);
+    leave(t.bm.pool, &chain, 3);
+    read_all();
+    assert_int_equal(wire.n_ops, at + 2);
+    expect(at, KVE_OP_STORE, KV_TIER_DEVICE, 2);
+    expect(at + 1, KVE_OP_STORE, KV_TIER_DEVICE, 1);
+    assert_true(wire.ops[at + 1].hashes[0] == keys[2]);
+    assert_true(wire.ops[at + 1].has_parent && wire.ops[at + 1].parent == keys[1]);
+    bm_churn(t.bm.pool, 7);
+    bm_churn(t.host, 7);
+    read_all();
+    assert_int_equal(wire.n_ops, at + 2); /* the disk has them still */
+    bm_churn(disk, 7);
+    read_all();
+    assert_int_equal(wire.n_ops, at + 3);
+    expect(at + 2, KVE_OP_REMOVE, KV_TIER_DEVICE, 3);
+    assert_int_equal(kvbm_pool_destroy(disk), 0);
+    close_tiers(&t);
+}
+
 /* The publisher's own queue is full: the same. */
 static void test_lost_at_the_publisher(void **state)
 {
@@ -555,6 +601,7 @@ int main(void)
         cmocka_unit_test(test_consolidated),
         cmocka_unit_test(test_consolidated_places),
         cmocka_unit_test(test_lost_in_the_queue),
+        cmocka_unit_test(test_consolidated_behind_a_loss),
         cmocka_unit_test(test_lost_at_the_publisher),
         cmocka_unit_test(test_options),
     };

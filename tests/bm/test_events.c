@@ -481,6 +481,75 @@ static void test_lost_last(void **state)
     assert_int_equal(r->calls[2].lost, 1);
 }
 
+static void put_again(struct kvbm_events *events, uint64_t key, size_t n)
+{
+    const uint32_t token = 1;
+
+    for (size_t i = 0; i < n; i++) {
+        struct kvbm_event event = {.type = KVBM_EVENT_STORED,
+                                   .again = true,
+                                   .key_len = 8,
+                                   .key = &key,
+                                   .n_tokens = 1,
+                                   .tokens = &token};
+
+        kvbm_events_put(events, &event);
+    }
+}
+
+/* A lost change that was told before is no loss to sinks that don't get such changes: their numbers have
+ * no gap. The others are told. */
+static void test_lost_again(void **state)
+{
+    static const struct kvbm_sink_ops ops = {.fn = record, .again = true};
+    struct kvbm_event one = {.key_len = 8};
+    struct kvbm_events *events = make(1000, FOREVER_US, kvbm_record_bytes(&one));
+    uint64_t lost[2] = {0};
+
+    (void)state;
+    listen(events, KVBM_EVENTS_PER_TIER, &recorders[0]);
+    assert_true(kvbm_events_add_sink(events, KVBM_EVENTS_PER_TIER, &ops, &recorders[1]) > 0);
+    kvbm_events_begin(events);
+    kvbm_events_put(events, &(struct kvbm_event){
+                                .type = KVBM_EVENT_STORED, .key_len = 8, .key = &(uint64_t){1}});
+    put_again(events, 1, 3);
+    kvbm_events_end(events);
+    flush(events);
+    put(events, 2, 1);
+    flush(events);
+    for (size_t s = 0; s < 2; s++) {
+        assert_int_equal(recorders[s].n_told, 2);
+        assert_int_equal(recorders[s].told[1].sequence, 1);
+        for (size_t i = 0; i < recorders[s].n_calls; i++)
+            lost[s] += recorders[s].calls[i].lost;
+    }
+    assert_int_equal(lost[0], 0);
+    assert_int_equal(lost[1], 3);
+    assert_int_equal(stats_of(events).dropped, 3);
+    assert_int_equal(kvbm_events_destroy(events), 0);
+}
+
+/* A flush waits for the loss of changes told again, too, however few others there were. */
+static void test_flush_tells_lost_again(void **state)
+{
+    static const struct kvbm_sink_ops ops = {.fn = record, .again = true};
+
+    (void)state;
+    for (size_t round = 0; round < 100; round++) {
+        struct kvbm_events *events = make(1000, FOREVER_US, 1); /* nothing fits */
+
+        recorders[0].n_calls = 0;
+        assert_true(kvbm_events_add_sink(events, KVBM_EVENTS_PER_TIER, &ops, &recorders[0]) > 0);
+        kvbm_events_begin(events);
+        put_again(events, 1, 3);
+        kvbm_events_end(events);
+        flush(events);
+        assert_int_equal(n_calls(&recorders[0]), 1);
+        assert_int_equal(recorders[0].calls[0].lost, 3);
+        assert_int_equal(kvbm_events_destroy(events), 0);
+    }
+}
+
 /* -- sinks that come and go -------------------------------------------------------------------- */
 
 struct removal {
@@ -730,6 +799,8 @@ int main(void)
         T(test_scopes),
         T(test_lost),
         T(test_lost_last),
+        T(test_lost_again),
+        T(test_flush_tells_lost_again),
         T(test_remove_while_running),
         T(test_numbers_out_of_range),
         T(test_from_its_own_callback),

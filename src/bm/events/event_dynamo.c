@@ -59,11 +59,10 @@ struct kvbm_dynamo {
     bool told_left_out;
     struct kv_buf events, message;
     uint32_t n_events;
-    struct kvbm_chains placed; /* blocks that are in some tier, and the hashes of their tokens */
-    struct kvbm_event *chosen; /* the batch's changes that are told */
-    uint64_t *chosen_tokens;   /* STORED: the hash of its tokens */
-    size_t max_chosen;
-    struct kv_block blocks[MAX_RUN];
+    uint64_t n_changes; /* of these events */
+    /* Blocks in some tier that were told since the last loss, and the hashes of their tokens. */
+    struct kvbm_chains placed;
+    struct kv_block blocks[MAX_RUN]; /* of the event being built: STORED */
     uint64_t hashes[MAX_RUN];
 
     pthread_mutex_t lock; /* of stats */
@@ -107,6 +106,7 @@ static void begin_events(struct kvbm_dynamo *d)
 {
     kv_buf_clear(&d->events);
     d->n_events = 0;
+    d->n_changes = 0;
 }
 
 static int write_message(struct kvbm_dynamo *d)
@@ -165,9 +165,10 @@ static void put(struct kvbm_dynamo *d, struct kve_router_event *event)
 
 /* -- changes ----------------------------------------------------------------------------------- */
 
-/* Forget which blocks were told: followers forget them, too. */
-static void forget(struct kvbm_dynamo *d)
+/* Note that @n changes are lost, and forget which blocks were told: followers forget them, too. */
+static void lose(struct kvbm_dynamo *d, uint64_t n)
 {
+    d->lost += n;
     kvbm_chains_fini(&d->placed);
     d->placed.max = MAX_PLACED;
 }
@@ -187,7 +188,6 @@ static int mend(struct kvbm_dynamo *d)
     if (err < 0)
         return err;
     d->lost = 0;
-    forget(d);
     pthread_mutex_lock(&d->lock);
     d->stats.losses++;
     pthread_mutex_unlock(&d->lock);
@@ -208,46 +208,36 @@ static void leave_out(struct kvbm_dynamo *d, const struct kvbm_event *event)
     pthread_mutex_unlock(&d->lock);
 }
 
-/* Find or learn the hash of a stored block's tokens. *@told: followers know the block already. Returns
- * false when the hash isn't known. */
-static bool find_tokens(struct kvbm_dynamo *d, const struct kvbm_event *event, uint64_t *hash,
-                        bool *told)
+/* Find the hash of a stored block's tokens. *@told: followers know the block already. Returns false when
+ * the hash isn't known. */
+static bool find_tokens(const struct kvbm_dynamo *d, const struct kvbm_event *event, uint64_t id,
+                        uint64_t *hash, bool *told)
 {
-    uint64_t id = kvbm_chain_id(event->group, event->key, event->key_len);
-    struct kvbm_chain_of *block;
+    const struct kvbm_chain_of *block;
 
     if (event->n_tokens && event->n_tokens != d->block_size)
         return false;
-    block = kvbm_chains_enter(&d->placed, id);
-    *told = block ? block->has_tokens : !event->first;
+    block = kvbm_chains_find(&d->placed, id);
+    *told = block || (!event->first && d->placed.n >= d->placed.max);
     if (event->n_tokens)
         *hash = kve_hash_block(d->seed, event->tokens, d->block_size, NULL, 0);
-    else if (block && block->has_tokens)
+    else if (block)
         *hash = block->tokens_hash;
-    else
-        return false;
-    if (block) {
-        block->has_tokens = true;
-        block->tokens_hash = *hash;
-    }
-    return true;
+    return event->n_tokens || block;
 }
 
 /* Tell whether followers get a change. *@hash becomes that of a stored block's tokens. */
-static bool is_told(struct kvbm_dynamo *d, const struct kvbm_event *event, uint64_t *hash)
+static bool is_told(struct kvbm_dynamo *d, const struct kvbm_event *event, uint64_t id,
+                    uint64_t *hash)
 {
     bool consolidated = d->scope == KVBM_EVENTS_CONSOLIDATED, told = false;
-    struct kvbm_chain_of was;
 
     if (event->type == KVBM_EVENT_REMOVED) {
-        if (event->last)
-            (void)kvbm_chains_take(&d->placed,
-                                   kvbm_chain_id(event->group, event->key, event->key_len), &was);
         if (event->group && (event->last || !consolidated))
             leave_out(d, event);
         return !event->group && (event->last || !consolidated);
     }
-    if (event->group || !find_tokens(d, event, hash, &told)) {
+    if (event->group || !find_tokens(d, event, id, hash, &told)) {
         if (event->first || !consolidated)
             leave_out(d, event);
         return false;
@@ -255,34 +245,24 @@ static bool is_told(struct kvbm_dynamo *d, const struct kvbm_event *event, uint6
     return !consolidated || !told;
 }
 
-/* Choose the changes of a batch that followers get. Returns their number, or -ENOMEM. */
-static long choose(struct kvbm_dynamo *d, const struct kvbm_event *events, size_t n)
+/* Remember a change that followers get. @hash: of a stored block's tokens. */
+static void note(struct kvbm_dynamo *d, const struct kvbm_event *event, uint64_t id, uint64_t hash)
 {
-    struct kvbm_event *chosen;
-    uint64_t *tokens;
-    long kept = 0;
+    struct kvbm_chain_of *block, was;
 
-    if (n > d->max_chosen) {
-        chosen = reallocarray(d->chosen, n, sizeof(*chosen));
-        d->chosen = chosen ? chosen : d->chosen;
-        tokens = reallocarray(d->chosen_tokens, n, sizeof(*tokens));
-        d->chosen_tokens = tokens ? tokens : d->chosen_tokens;
-        if (!chosen || !tokens)
-            return -ENOMEM;
-        d->max_chosen = n;
+    if (event->type == KVBM_EVENT_REMOVED) {
+        if (event->last)
+            (void)kvbm_chains_take(&d->placed, id, &was);
+        return;
     }
-    for (size_t i = 0; i < n; i++) {
-        if (!is_told(d, &events[i], &d->chosen_tokens[kept]))
-            continue;
-        d->chosen[kept] = events[i];
-        d->chosen[kept++].n_tokens = d->block_size; /* one run, with tokens at hand or without */
-    }
-    return kept;
+    block = kvbm_chains_enter(&d->placed, id);
+    if (block)
+        block->tokens_hash = hash;
 }
 
-static void put_run(struct kvbm_dynamo *d, size_t first, size_t n)
+/* Pack an event of the @n changes from @run on, whose blocks are in d->blocks and d->hashes. */
+static void put_run(struct kvbm_dynamo *d, const struct kvbm_event *run, size_t n)
 {
-    const struct kvbm_event *run = d->chosen + first;
     bool stored = run->type == KVBM_EVENT_STORED;
     struct kve_router_event event = {
         .type = stored ? KVE_OP_STORE : KVE_OP_REMOVE,
@@ -295,55 +275,65 @@ static void put_run(struct kvbm_dynamo *d, size_t first, size_t n)
         .n = n,
     };
 
-    for (size_t i = 0; i < n; i++) {
-        d->hashes[i] = kvp_key_number(run[i].key, run[i].key_len);
-        if (stored)
-            d->blocks[i] = (struct kv_block){d->hashes[i], d->chosen_tokens[first + i]};
-    }
     put(d, &event);
+    d->n_changes += n;
 }
 
-/* Send what was packed since change @from. Changes up to @to are lost where that fails. */
-static void flush_changes(struct kvbm_dynamo *d, size_t from, size_t to)
+/* Send the events that were packed. Their changes are lost where that fails. */
+static void flush_changes(struct kvbm_dynamo *d)
 {
+    uint64_t n = d->n_changes;
+
     if (flush(d) < 0)
-        d->lost += to - from;
+        lose(d, n);
 }
 
-static void publish_chosen(struct kvbm_dynamo *d, size_t n)
+/* Publish a run of changes, behind a loss that isn't published yet. Returns false, and the run is lost,
+ * when the loss can't be: one wait a batch is enough, since other sinks wait for this one. */
+static bool end_run(struct kvbm_dynamo *d, const struct kvbm_event *run, size_t n)
 {
-    size_t from = 0;
-
-    for (size_t i = 0, len; i < n; i += len) {
-        len = kvbm_event_run(d->chosen + i, KV_MIN(n - i, (size_t)MAX_RUN));
-        if (d->lost && mend(d) < 0) { /* one wait a batch: other sinks wait for this one */
-            d->lost += n - i;
-            return;
-        }
-        put_run(d, i, len);
-        if (d->events.len < MAX_MESSAGE)
-            continue;
-        flush_changes(d, from, i + len);
-        from = i + len;
+    if (!n)
+        return true;
+    if (d->lost && mend(d) < 0) {
+        lose(d, n);
+        return false;
     }
-    flush_changes(d, from, n);
-    (void)mend(d);
+    put_run(d, run, n);
+    if (d->events.len >= MAX_MESSAGE)
+        flush_changes(d);
+    return true;
 }
 
 static void publish(void *arg, const struct kvbm_event *events, size_t n, uint64_t lost)
 {
+    const struct kvbm_event *run = NULL, *last = NULL;
     struct kvbm_dynamo *d = arg;
-    long chosen;
+    size_t len = 0;
 
-    d->lost += lost;
-    if (d->lost)
-        forget(d);
-    chosen = choose(d, events, n);
-    if (chosen < 0) {
-        d->lost += n;
-        chosen = 0;
+    if (lost)
+        lose(d, lost);
+    for (const struct kvbm_event *event = events; event < events + n; event++) {
+        uint64_t id = kvbm_chain_id(event->group, event->key, event->key_len), hash = 0;
+
+        if (!is_told(d, event, id, &hash))
+            continue;
+        if (len == MAX_RUN || (len && !kvbm_event_follows(last, event))) {
+            if (!end_run(d, run, len)) {
+                lose(d, (uint64_t)(events + n - event));
+                return;
+            }
+            len = 0;
+        }
+        note(d, event, id, hash); /* behind a loss that the run before may be */
+        d->hashes[len] = kvp_key_number(event->key, event->key_len);
+        d->blocks[len] = (struct kv_block){d->hashes[len], hash};
+        run = len++ ? run : event;
+        last = event;
     }
-    publish_chosen(d, (size_t)chosen);
+    if (!end_run(d, run, len))
+        return;
+    flush_changes(d);
+    (void)mend(d);
 }
 
 /* -- life -------------------------------------------------------------------------------------- */
@@ -361,8 +351,6 @@ static void dynamo_free(void *arg)
     kv_buf_fini(&d->events);
     kv_buf_fini(&d->message);
     kvbm_chains_fini(&d->placed);
-    free(d->chosen);
-    free(d->chosen_tokens);
     pthread_mutex_destroy(&d->lock);
     free(d);
 }
@@ -480,7 +468,7 @@ int kvbm_events_add_dynamo(struct kvbm_events *events, const struct kvbm_dynamo_
     if (!d)
         return -ENOMEM;
     pthread_mutex_init(&d->lock, NULL);
-    forget(d);
+    d->placed.max = MAX_PLACED;
     err = read_opts(d, o);
     if (err == 0)
         err = choose_publisher(d);

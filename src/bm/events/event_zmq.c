@@ -9,7 +9,8 @@
  *
  * A block may enter its first tier without tokens: an object store was found to have it, or a disk whose
  * files have no room for them. Followers can't place it. The registry writes it again when its tokens are
- * known; consolidated, it is published once more then.
+ * known; consolidated, it is published once more then. Behind a loss followers know no block, so the
+ * consolidated sink publishes each again with the first tokens that come, and remembers which it has.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -23,8 +24,8 @@
 
 #define MAX_EVENT (4u << 20) /* upper limit for tokens and hashes, see struct kve_event */
 #define MEND_MS 1000         /* longest wait for room to publish a loss */
-/* Blocks remembered as published without tokens. Beyond these, others aren't published again. */
-#define MAX_UNPLACED ((size_t)1 << 24)
+/* Blocks that a consolidated sink remembers. Beyond these, others aren't published again. */
+#define MAX_BLOCKS ((size_t)1 << 24)
 
 struct zmq_sink {
     struct kve_publisher *publisher;
@@ -33,22 +34,32 @@ struct zmq_sink {
     uint64_t lost;     /* events lost and not yet reported to followers */
     bool told_foreign; /* a block of another size was logged */
     char *lora_name, *cache_salt;
-    uint64_t *hashes; /* buffer for the event being built */
+    /* the event being built, of at most capacity blocks */
+    const struct kvbm_event **run;
+    uint64_t *hashes;
     uint32_t *tokens;
-    size_t capacity; /* in blocks */
-    /* Consolidated: blocks published without tokens alone; the batch's changes that are published */
-    struct kvbm_chains unplaced;
-    struct kvbm_event *chosen;
-    size_t max_chosen;
+    size_t capacity;
+    /*
+     * Consolidated: blocks in some tier, and whether they were published with tokens. @knows_all: all
+     * blocks that were published since the last loss. Else those that were published without tokens alone,
+     * and others count as published with them.
+     */
+    struct kvbm_chains blocks;
+    bool knows_all;
 };
 
 static int reserve(struct zmq_sink *sink, size_t n)
 {
+    const struct kvbm_event **run;
     uint64_t *hashes;
     uint32_t *tokens;
 
     if (n <= sink->capacity)
         return 0;
+    run = reallocarray(sink->run, n, sizeof(*run));
+    if (!run)
+        return -ENOMEM;
+    sink->run = run;
     hashes = reallocarray(sink->hashes, n, sizeof(*hashes));
     if (!hashes)
         return -ENOMEM;
@@ -61,40 +72,46 @@ static int reserve(struct zmq_sink *sink, size_t n)
     return 0;
 }
 
-static int publish_run(struct zmq_sink *sink, const struct kvbm_event *run, size_t n)
+/* Publish the event being built, of @n changes. */
+static int publish_event(struct zmq_sink *sink, size_t n)
 {
-    uint64_t parent = run->parent ? kvp_key_number(run->parent, run->key_len) : 0;
+    const struct kvbm_event *first = sink->run[0];
+    uint64_t parent = first->parent ? kvp_key_number(first->parent, first->key_len) : 0;
     struct kve_event event = {
         .size = sizeof(event),
-        .type = run->type == KVBM_EVENT_STORED ? KVE_STORED : KVE_REMOVED,
+        .type = first->type == KVBM_EVENT_STORED ? KVE_STORED : KVE_REMOVED,
         /* consolidated: followers know one tier, since a block may leave a different tier than the
          * one that it entered first */
-        .tier = sink->scope == KVBM_EVENTS_PER_TIER ? run->tier : KV_TIER_DEVICE,
+        .tier = sink->scope == KVBM_EVENTS_PER_TIER ? first->tier : KV_TIER_DEVICE,
         .hashes = sink->hashes,
         .n_hashes = n,
-        .parent = run->parent ? &parent : NULL,
-        .tokens = run->n_tokens ? sink->tokens : NULL,
-        .n_tokens = run->n_tokens ? n * sink->block_size : 0,
+        .parent = first->parent ? &parent : NULL,
+        .tokens = first->n_tokens ? sink->tokens : NULL,
+        .n_tokens = first->n_tokens ? n * sink->block_size : 0,
         .block_size = sink->block_size,
         .lora_name = sink->lora_name,
         .cache_salt = sink->cache_salt,
-        .group = run->group ? (int32_t)run->group : -1,
+        .group = first->group ? (int32_t)first->group : -1,
     };
 
     for (size_t i = 0; i < n; i++) {
-        sink->hashes[i] = kvp_key_number(run[i].key, run[i].key_len);
-        if (run->n_tokens)
-            memcpy(sink->tokens + i * sink->block_size, run[i].tokens,
+        const struct kvbm_event *change = sink->run[i];
+
+        sink->hashes[i] = kvp_key_number(change->key, change->key_len);
+        if (first->n_tokens)
+            memcpy(sink->tokens + i * sink->block_size, change->tokens,
                    sink->block_size * sizeof(*sink->tokens));
     }
     return kve_publisher_publish(sink->publisher, &event, 1);
 }
 
-/* Forget which blocks were published: followers forget them, too. */
-static void forget(struct zmq_sink *sink)
+/* Note that @n changes are lost, and forget which blocks were published: followers forget them, too. */
+static void lose(struct zmq_sink *sink, uint64_t n)
 {
-    kvbm_chains_fini(&sink->unplaced);
-    sink->unplaced.max = MAX_UNPLACED;
+    sink->lost += n;
+    kvbm_chains_fini(&sink->blocks);
+    sink->blocks.max = MAX_BLOCKS;
+    sink->knows_all = true;
 }
 
 /* Publish a loss. Wait for room first, since the next event may be far off. */
@@ -111,7 +128,6 @@ static int mend(struct zmq_sink *sink)
         return err;
     kve_publisher_lost(sink->publisher, sink->lost);
     sink->lost = 0;
-    forget(sink);
     return 0;
 }
 
@@ -128,75 +144,71 @@ static bool is_foreign(struct zmq_sink *sink, const struct kvbm_event *event)
     return true;
 }
 
-/* Tell whether consolidated followers get a change. */
-static bool is_consolidated(struct kvbm_chains *unplaced, const struct kvbm_event *event)
+/* Tell whether followers get a change. */
+static bool wants(const struct zmq_sink *sink, const struct kvbm_event *event)
+{
+    const struct kvbm_chain_of *block;
+
+    if (sink->scope == KVBM_EVENTS_PER_TIER)
+        return true;
+    if (event->type == KVBM_EVENT_REMOVED)
+        return event->last;
+    if (event->first || !event->n_tokens)
+        return event->first;
+    block =
+        kvbm_chains_find(&sink->blocks, kvbm_chain_id(event->group, event->key, event->key_len));
+    return block ? !block->has_tokens : sink->knows_all;
+}
+
+/* Remember a change that followers get. */
+static void note(struct zmq_sink *sink, const struct kvbm_event *event)
 {
     uint64_t id = kvbm_chain_id(event->group, event->key, event->key_len);
-    struct kvbm_chain_of was;
+    struct kvbm_chain_of *block, was;
 
-    if (event->type == KVBM_EVENT_REMOVED) {
-        if (event->last)
-            (void)kvbm_chains_take(unplaced, id, &was);
-        return event->last;
+    if (event->type == KVBM_EVENT_REMOVED || (event->n_tokens && !sink->knows_all)) {
+        (void)kvbm_chains_take(&sink->blocks, id, &was);
+        return;
     }
-    if (event->n_tokens)
-        return kvbm_chains_take(unplaced, id, &was) || event->first;
-    if (event->first)
-        (void)kvbm_chains_enter(unplaced, id);
-    return event->first;
+    block = kvbm_chains_enter(&sink->blocks, id);
+    if (block)
+        block->has_tokens = event->n_tokens;
+    else
+        sink->knows_all = false; /* publish rather too little: followers count copies */
 }
 
-/* Choose the changes of a batch that consolidated followers get. Returns their number, or -ENOMEM. */
-static long choose(struct zmq_sink *sink, const struct kvbm_event *events, size_t n)
+/* Publish the event being built, behind a loss that isn't published yet. */
+static void end_event(struct zmq_sink *sink, size_t n)
 {
-    struct kvbm_event *chosen = sink->chosen;
-    long kept = 0;
-
-    if (n > sink->max_chosen) {
-        chosen = reallocarray(sink->chosen, n, sizeof(*chosen));
-        if (!chosen)
-            return -ENOMEM;
-        sink->chosen = chosen;
-        sink->max_chosen = n;
-    }
-    for (size_t i = 0; i < n; i++) {
-        if (is_consolidated(&sink->unplaced, &events[i]))
-            chosen[kept++] = events[i];
-    }
-    return kept;
-}
-
-static void publish_batch(struct zmq_sink *sink, const struct kvbm_event *events, size_t n)
-{
-    bool ready = reserve(sink, n) == 0;
-
-    for (size_t i = 0, len; i < n; i += len) {
-        len = kvbm_event_run(events + i, KV_MIN(n - i, (size_t)(MAX_EVENT / sink->block_size)));
-        if (is_foreign(sink, events + i))
-            continue;
-        if (!ready || mend(sink) < 0 || publish_run(sink, events + i, len) < 0)
-            sink->lost += len;
-    }
-    mend(sink);
+    if (n && (mend(sink) < 0 || publish_event(sink, n) < 0))
+        lose(sink, n);
 }
 
 static void publish(void *arg, const struct kvbm_event *events, size_t n, uint64_t lost)
 {
     struct zmq_sink *sink = arg;
-    long chosen = (long)n;
+    size_t most = KV_MIN(n, (size_t)(MAX_EVENT / sink->block_size)), len = 0;
 
-    sink->lost += lost;
-    if (sink->lost)
-        forget(sink);
-    if (sink->scope == KVBM_EVENTS_CONSOLIDATED) {
-        chosen = choose(sink, events, n);
-        events = sink->chosen;
+    if (lost)
+        lose(sink, lost);
+    if (reserve(sink, most) < 0) {
+        lose(sink, n);
+        n = 0;
     }
-    if (chosen < 0) {
-        sink->lost += n;
-        chosen = 0;
+    for (size_t i = 0; i < n; i++) {
+        if (is_foreign(sink, &events[i]) || !wants(sink, &events[i]))
+            continue;
+        if (len == most || (len && (!kvbm_event_follows(sink->run[len - 1], &events[i]) ||
+                                    sink->run[0]->n_tokens != events[i].n_tokens))) {
+            end_event(sink, len);
+            len = 0;
+        }
+        if (sink->scope == KVBM_EVENTS_CONSOLIDATED)
+            note(sink, &events[i]); /* behind a loss that the event before may be */
+        sink->run[len++] = &events[i];
     }
-    publish_batch(sink, events, (size_t)chosen);
+    end_event(sink, len);
+    mend(sink);
 }
 
 static void zmq_free(void *arg)
@@ -206,10 +218,10 @@ static void zmq_free(void *arg)
     kve_publisher_destroy(sink->publisher);
     free(sink->lora_name);
     free(sink->cache_salt);
+    free(sink->run);
     free(sink->hashes);
     free(sink->tokens);
-    free(sink->chosen);
-    kvbm_chains_fini(&sink->unplaced);
+    kvbm_chains_fini(&sink->blocks);
     free(sink);
 }
 
@@ -244,7 +256,7 @@ int kvbm_events_add_zmq(struct kvbm_events *events, const struct kvbm_zmq_opts *
         return -ENOMEM;
     sink->block_size = opts->block_size;
     sink->scope = KV_OPT(opts, scope, KVBM_EVENTS_PER_TIER);
-    forget(sink);
+    sink->blocks.max = MAX_BLOCKS;
     err = copy_name(KV_OPT(opts, lora_name, NULL), &sink->lora_name);
     if (err == 0)
         err = copy_name(KV_OPT(opts, cache_salt, NULL), &sink->cache_salt);

@@ -31,6 +31,7 @@ struct buffer {
     size_t len, capacity;
     size_t n;
     uint64_t lost;     /* events dropped right before the first one */
+    uint64_t again;    /* of these, changes that were told again */
     uint64_t since_ns; /* time of the first event, or of the loss before it */
 };
 
@@ -52,12 +53,13 @@ struct kvbm_events {
     struct buffer filling;
     uint64_t sequence;         /* number of the next event */
     uint64_t lost;             /* events dropped behind those in filling */
+    uint64_t lost_again;       /* of these, changes that were told again */
     uint64_t wall_ns;          /* wall clock of the event being written */
     bool was_pending, was_due; /* state before that event */
     bool hurry;                /* a caller flushes */
     bool stop;
     struct kvbm_events_stats stats;
-    uint64_t delivered;        /* events up to this number have been delivered */
+    uint64_t delivered;        /* events that were delivered, and losses told, of stats.written */
     uint64_t flushes, flushed; /* calls of flush; those of which all sinks know */
     uint64_t tick_ns;          /* when a sink is to be called without events */
     atomic_uint changing;      /* callers that want walk_lock to change sources: walks give way */
@@ -128,6 +130,7 @@ void kvbm_events_put(struct kvbm_events *events, const struct kvbm_event *event)
     /* behind a loss no event is written until the thread has taken the events before the loss */
     if (events->lost || !make_room(filling, bytes, events->queue_bytes)) {
         events->lost++;
+        events->lost_again += event->again;
         events->stats.dropped++;
         return;
     }
@@ -163,8 +166,12 @@ static bool is_for(const struct sink *sink, const struct kvbm_event *event)
     return sink->scope == KVBM_EVENTS_PER_TIER || event->first || event->last;
 }
 
-static void deliver_to(struct kvbm_events *events, const struct sink *sink, size_t n, uint64_t lost)
+/* Hand the batch to a sink, with the loss before it. A change told again is lost to those only that get
+ * such changes: the others had it before. */
+static void deliver_to(struct kvbm_events *events, const struct sink *sink, size_t n)
 {
+    const struct buffer *buffer = &events->draining;
+    uint64_t lost = buffer->lost - (sink->ops.again ? 0 : buffer->again);
     const struct kvbm_event *batch = events->batch;
     size_t kept = 0;
 
@@ -180,14 +187,15 @@ static void deliver_to(struct kvbm_events *events, const struct sink *sink, size
         sink->ops.fn(sink->arg, batch, n, lost);
 }
 
-static void deliver(struct kvbm_events *events, size_t n, uint64_t lost)
+static void deliver(struct kvbm_events *events, size_t n)
 {
     pthread_mutex_lock(&events->sinks_lock);
     for (size_t i = 0; i < MAX_SINKS; i++) {
         if (events->sinks[i].id)
-            deliver_to(events, &events->sinks[i], n, lost);
+            deliver_to(events, &events->sinks[i], n);
     }
     pthread_mutex_unlock(&events->sinks_lock);
+    events->draining.lost = events->draining.again = 0;
 }
 
 static uint64_t drain(struct kvbm_events *events)
@@ -197,7 +205,7 @@ static uint64_t drain(struct kvbm_events *events)
     size_t at = 0;
 
     if (!buffer->n && buffer->lost)
-        deliver(events, 0, buffer->lost);
+        deliver(events, 0);
     while (at < buffer->len) {
         size_t n = 0;
 
@@ -206,12 +214,10 @@ static uint64_t drain(struct kvbm_events *events)
             at += kvbm_record_get(buffer->data + at, &events->batch[n]);
             events->told_again |= events->batch[n].again;
         }
-        deliver(events, n, buffer->lost);
-        buffer->lost = 0;
+        deliver(events, n);
         batches++;
     }
     buffer->len = buffer->n = 0;
-    buffer->lost = 0;
     return batches;
 }
 
@@ -245,18 +251,19 @@ static void wait_for_batch(struct kvbm_events *events)
     }
 }
 
-/* Take the events written so far. Returns the number of the last one; losses behind it go out with
- * the next batch. */
+/* Take the events written so far. Returns how many of all events are out then; losses behind them go
+ * out with the next batch. */
 static uint64_t exchange(struct kvbm_events *events)
 {
-    uint64_t up_to = events->sequence - events->lost;
+    uint64_t up_to = events->stats.written - events->lost;
     struct buffer full = events->filling;
 
     events->filling = events->draining;
     events->filling.lost = events->lost;
+    events->filling.again = events->lost_again;
     if (events->lost)
         events->filling.since_ns = kv_now_ns();
-    events->lost = 0;
+    events->lost = events->lost_again = 0;
     events->draining = full;
     return up_to;
 }
@@ -491,7 +498,7 @@ int kvbm_events_flush(struct kvbm_events *events, uint32_t timeout_ms)
     if (is_mine(events))
         return -EDEADLK;
     pthread_mutex_lock(&events->lock);
-    up_to = events->sequence;
+    up_to = events->stats.written;
     flush = ++events->flushes;
     while ((events->delivered < up_to || events->flushed < flush) && err == 0) {
         events->hurry = true;

@@ -73,10 +73,8 @@ struct kvbm_sink_ops {
 int kvbm_events_add_sink(struct kvbm_events *events, enum kvbm_event_scope scope,
                          const struct kvbm_sink_ops *ops, void *arg);
 
-/**
- * Return how many of the @n events, from the first on, become one published event: stored blocks of one
- * chain, or removals from one tier. At least 1.
- */
-size_t kvbm_event_run(const struct kvbm_event *events, size_t n);
+/** Tell whether @b may continue the published event of @a: the next block of a stored chain, or another
+ * removal from the same tier. */
+bool kvbm_event_follows(const struct kvbm_event *a, const struct kvbm_event *b);
 
 #endif
