@@ -34,12 +34,32 @@ class Remote(Volumes):
         return client("where", BYTES, first, n, *self.uris)
 
 
-def locked(etcd, volumes, *args, **more):
-    return Advisor(volumes, "--lock", etcd.url.replace("http:", "etcd:") + "/t", "--lock-ttl", "2s", *args, **more)
+def locked(etcd, volumes, *args, ttl=10):
+    """@ttl: seconds that the lock outlives its holder. A machine with too much to do takes a lock of 2 s from one that lives."""
+    return Advisor(volumes, "--lock", etcd.url.replace("http:", "etcd:") + "/t", "--lock-ttl", f"{ttl}s", *args)
 
 
 def leads(advisor):
     return advisor.metric("kv_advisor_leader") == 1
+
+
+def taken(advisor):
+    """How often it has got the lock."""
+    return "".join(advisor.log).count("this advisor has the lock")
+
+
+def lost(advisor):
+    return "".join(advisor.log).count("the lock is lost")
+
+
+def wait_leader(*advisors):
+    """Until one of them has the lock and its mover knows it: returns that one, and the others."""
+    one = wait_until(lambda: next((one for one in advisors if leads(one) and taken(one) > lost(one)), None), 60, "the lock")
+    return [one, *(other for other in advisors if other is not one)]
+
+
+def wait_placed(volumes, what="the places"):
+    wait_until(lambda: placed(volumes), 60, lambda: f"{what}: {volumes.where(0, N)}")
 
 
 def placed(volumes):
@@ -51,7 +71,7 @@ def placed(volumes):
 def test_one_moves():
     """The second moves nothing while the first has the lock, and goes on when that is killed."""
     with Server() as server, Remote(server) as volumes, locked(ETCD, volumes) as first:
-        wait_until(lambda: leads(first), 30, "the lock")
+        wait_leader(first)
         with locked(ETCD, volumes) as second:
             volumes.put("fast", 0, N)
             second.scan()
@@ -59,40 +79,41 @@ def test_one_moves():
             equal(second.get("/plan").json()["leader"], False)
             equal(volumes.where(0, N).count("10"), N, "moved by one without the lock")
             first.kill()
-            wait_until(lambda: leads(second), 30, "the lock")
-            wait_until(lambda: placed(volumes), 60, "the places")
+            wait_leader(second)
+            wait_placed(volumes)
+            times = taken(second)
             ETCD.call("kv/deleterange", {"key": Etcd.text(PREFIX + "/lock")})
-            wait_until(lambda: "the lock is lost" in "".join(second.log), 30, "the loss")
-            wait_until(lambda: leads(second), 30, "the lock again")
-        equal(ETCD.keys(PREFIX + "/"), [], "keys that are left behind")
+            wait_until(lambda: lost(second) >= times, 30, "the loss")
+            wait_leader(second)
+        wait_until(lambda: ETCD.keys(PREFIX + "/") == [], 30, lambda: f"keys that are left behind: {ETCD.keys(PREFIX + '/')}")
 
 
 def test_frozen_holder():
     """It is frozen at random moments while it removes blobs; the next holder goes on; woken, it does no harm."""
     random.seed(int(os.environ.get("KV_TEST_SEED", "0")) or None)
-    with Server() as server, Remote(server) as volumes, locked(ETCD, volumes, "--policy", "lru") as first, \
-            locked(ETCD, volumes, "--policy", "lru") as second:
+    with Server() as server, Remote(server) as volumes, locked(ETCD, volumes, "--policy", "lru", ttl=2) as first, \
+            locked(ETCD, volumes, "--policy", "lru", ttl=2) as second:
         for _ in range(1 if SANITIZED else 2):
-            wait_until(lambda: leads(first) or leads(second), 30, "the lock")
-            holder, other = (first, second) if leads(first) else (second, first)
+            holder, other = wait_leader(first, second)
+            times = taken(holder)
             volumes.put("fast", 0, N)
             http_request(holder.url, "POST", "/scan", b"")
             time.sleep(random.random() * 0.6)
             holder.process.send_signal(signal.SIGSTOP)
             try:
-                wait_until(lambda: leads(other), 30, "the lock")
+                wait_leader(other)
                 volumes.put("cold", 0, N)
                 other.scan()
                 other.wait_idle()
             finally:
                 holder.process.send_signal(signal.SIGCONT)
-            wait_until(lambda: "the lock is lost" in "".join(holder.log), 30, "the loss")
-            check(all("1" in where for where in volumes.where(0, N)), f"a blob is lost: {volumes.where(0, N)}")
-            equal(leads(holder), False, "it has the lock")
-            other.scan()
-            wait_until(lambda: placed(volumes), 60, f"the places: {volumes.where(0, N)}")
-            check(leads(other), "it lost the lock")
-            holder.log.clear()
+            wait_until(lambda: lost(holder) >= times, 30, "the loss")
+            where = volumes.where(0, N)
+            check(all("1" in each for each in where), f"a blob is lost: {where}")
+            # Where the machine has too much to do, the lock may have changed hands once more: both list what there is.
+            for advisor in holder, other:
+                advisor.scan()
+            wait_placed(volumes)
 
 
 def test_notes_of_a_dead_holder():
@@ -112,9 +133,9 @@ def test_notes_of_a_dead_holder():
             wait_until(lambda: volumes.where(0, 10) == ["11"] * 10 and "11" not in volumes.where(10, N - 10), 60, "the others")
             advisor.wait_idle()
             equal(volumes.where(0, 10), ["11"] * 10, "blobs of the note")
-            equal(ETCD.keys(PREFIX + "/notes/"), [note], "notes")
+            wait_until(lambda: ETCD.keys(PREFIX + "/notes/") == [note], 30, lambda: f"the old note's end: {ETCD.keys(PREFIX + '/notes/')}")
             ETCD.call("kv/deleterange", {"key": Etcd.text(note)})
-            wait_until(lambda: placed(volumes), 60, "all")
+            wait_placed(volumes, "all")
 
 
 def test_without_a_server():
@@ -127,7 +148,7 @@ def test_without_a_server():
             equal(leads(advisor), False)
             equal(volumes.where(0, N).count("10"), N)
             etcd.start()
-            wait_until(lambda: placed(volumes), 60, "the places")
+            wait_placed(volumes)
 
 
 def test_folders_of_one_machine():
@@ -138,11 +159,11 @@ def test_folders_of_one_machine():
             wait_until(lambda: "a member is left alone" in "".join(second.log), 30, "the folders' locks")
             first.wait_idle()
             first.scan()
-            wait_until(lambda: placed(volumes), 60, "the places")
+            wait_placed(volumes)
             first.close()
             volumes.put("fast", 0, N)
             second.scan()
-            wait_until(lambda: placed(volumes), 60, "the places")
+            wait_placed(volumes)
 
 
 if __name__ == "__main__":
