@@ -29,8 +29,8 @@
 
 #include "advisor/advice.h"
 #include "advisor/feed.h"
-#include "advisor/index.h"
-#include "advisor/policy.h"
+#include "advisor/index/index.h"
+#include "advisor/index/policy.h"
 #include "advisor/state.h"
 #include "base/core/clock.h"
 #include "base/core/error.h"

@@ -6,7 +6,7 @@
 
 #include "advisor/explain.h"
 #include "advisor/options.h"
-#include "advisor/policy.h"
+#include "advisor/index/policy.h"
 #include "advisor/state.h"
 #include "base/core/le.h"
 #include "base/core/xxh.h"

@@ -3,7 +3,7 @@
  * record under its own name alone. Names of files come back as they were. */
 #include <string.h>
 
-#include "plane/discovery_impl.h"
+#include "plane/discovery/impl.h"
 #include "require.h"
 
 static void check_name(const uint8_t *data, size_t size)

@@ -16,7 +16,7 @@
 #ifndef KV_ADVISOR_FEED_H
 #define KV_ADVISOR_FEED_H
 
-#include "advisor/index.h"
+#include "advisor/index/index.h"
 #include "kv_plane.h"
 
 struct kva_feed;

@@ -16,7 +16,7 @@
 #ifndef KV_ADVISOR_LEADER_H
 #define KV_ADVISOR_LEADER_H
 
-#include "advisor/block.h"
+#include "advisor/index/block.h"
 #include "plane/etcd_lock.h"
 
 struct kva_leader;

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "advisor/curve.h"
-#include "advisor/policy.h"
+#include "advisor/index/policy.h"
 #include "base/args/args.h"
 #include "base/core/ascii.h"
 #include "http/args.h"

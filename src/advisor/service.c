@@ -11,8 +11,8 @@
 #include <unistd.h>
 
 #include "advisor/advice.h"
+#include "advisor/index/policy.h"
 #include "advisor/plan.h"
-#include "advisor/policy.h"
 #include "advisor/state.h"
 #include "base/core/clock.h"
 #include "base/core/log.h"

@@ -13,7 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "advisor/policy.h"
+#include "advisor/index/policy.h"
 #include "base/core/clock.h"
 #include "base/core/le.h"
 #include "base/core/xxh.h"

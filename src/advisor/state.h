@@ -16,7 +16,7 @@
 
 #include <pthread.h>
 
-#include "advisor/index.h"
+#include "advisor/index/index.h"
 #include "base/core/error.h"
 
 enum { KVA_STATE_HEADER = 56, KVA_STATE_BLOCK = 40, KVA_STATE_END = 8 };

@@ -18,7 +18,7 @@
 #include <stdatomic.h>
 
 #include "advisor/feed.h"
-#include "advisor/index.h"
+#include "advisor/index/index.h"
 #include "base/core/error.h"
 #include "kv_store.h"
 #include "tiered/bound.h"

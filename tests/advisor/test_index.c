@@ -3,8 +3,8 @@
  * random; every policy's books; scans, duplicated and lost events; limits that change. */
 #include <errno.h>
 
-#include "advisor/index.h"
-#include "advisor/policy.h"
+#include "advisor/index/index.h"
+#include "advisor/index/policy.h"
 #include "base/core/error.h"
 #include "base/unit.h"
 

@@ -5,7 +5,7 @@
 #include <limits.h>
 
 #include "advisor/mover.h"
-#include "advisor/policy.h"
+#include "advisor/index/policy.h"
 #include "store/backend/store.h"
 
 enum { LEN = 1000, LONG = 10 << 20 };

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "indexer/view/small.h"
+#include "indexer/view/small/small.h"
 
 #define PARTS_MODEL_RANKS 2
 #define PARTS_MODEL_MAX 512

@@ -10,7 +10,7 @@
 #include "event/pack.h"
 #include "indexer/parts_model.h"
 #include "indexer/view/apply.h"
-#include "indexer/view/small.h"
+#include "indexer/view/small/small.h"
 
 #define GROUPS 2
 #define NAMES 14

@@ -8,7 +8,7 @@
 
 #include "base/unit.h"
 #include "peer/etcd_unit.h"
-#include "plane/discovery_impl.h"
+#include "plane/discovery/impl.h"
 #include "skip.h"
 #include "support.h"
 

@@ -2,7 +2,7 @@
 /* Several saves on one handle: each publication leaves the others what they count on. */
 #include "base/core/clock.h"
 #include "kv_store.h"
-#include "store/file/file_commit.h"
+#include "store/file/commit/commit.h"
 #include "store/file_unit.h"
 #include "store/object/manifest.h"
 

@@ -30,7 +30,7 @@
 #include "event/router/envelope.h"
 #include "event/router/router_msgpack.h"
 #include "event/wire/frames.h"
-#include "plane/discovery.h"
+#include "plane/discovery/discovery.h"
 #include "plane/nats.h"
 
 #define MAX_MESSAGE 65536u       /* bytes of events in an envelope, and one event more */

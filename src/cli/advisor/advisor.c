@@ -6,8 +6,8 @@
 #include <string.h>
 
 #include "advisor/advice.h"
+#include "advisor/index/policy.h"
 #include "advisor/plan.h"
-#include "advisor/policy.h"
 #include "advisor/state.h"
 #include "base/args/args.h"
 #include "base/core/xxh.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * --dynamo: a Dynamo deployment's own discovery (plane/discovery.h) as a source. A worker whose
+ * --dynamo: a Dynamo deployment's own discovery (plane/discovery/discovery.h) as a source. A worker whose
  * publisher is another one has restarted: the publisher is its incarnation, so no block of the old
  * process stays. Publishers without a ZMQ channel are followed on NATS (dynamo_nats.h), if a server is
  * given.

@@ -15,7 +15,7 @@
 
 #include "indexer/options.h"
 #include "indexer/registry/registry.h"
-#include "plane/discovery.h"
+#include "plane/discovery/discovery.h"
 #include "plane/nats.h"
 
 struct ki_dynamo_nats;

@@ -13,7 +13,7 @@
 #include "indexer/view/ranges.h"
 #include "indexer/view/reasons.h"
 #include "indexer/view/reports.h"
-#include "indexer/view/small.h"
+#include "indexer/view/small/small.h"
 #include "indexer/view/store_run.h"
 #include "kv_event.h"
 

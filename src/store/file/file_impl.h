@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * Shared by the parts of the file store. file_commit.c explains the directories, why a publication
+ * Shared by the parts of the file store. commit/commit.c explains the directories, why a publication
  * is durable and why a pinned chunk can't vanish.
  *
  * Threads: five locks.

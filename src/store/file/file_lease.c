@@ -11,7 +11,7 @@
  *     eviction  read each chunk's time          read leases, flock, delete what has that time still
  *
  * A saver never waits for the flock: where a deleter holds it, and where times can't be set, the
- * hit gets a link in tmp/ instead (file_commit.c). Other handles ignore a lease after
+ * hit gets a link in tmp/ instead (commit/commit.c). Other handles ignore a lease after
  * KVS_FILE_LEASE_S, so that a handle that never publishes can't stop eviction. Hits in the second
  * half of that time, or later, get links, since the lease would end too soon. So do the leased ones
  * at a flush, since nobody knows when their publication comes. A hit that is deleted nevertheless,

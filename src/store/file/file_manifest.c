@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * Manifests in place: published, read, deleted. file_commit.c explains what must be durable before.
+ * Manifests in place: published, read, deleted. commit/commit.c explains what must be durable before.
  */
 #include <fcntl.h>
 #include <stdio.h>

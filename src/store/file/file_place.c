@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/** Moving pending chunks into place; file_commit.c explains pins and flocks. */
+/** Moving pending chunks into place; commit/commit.c explains pins and flocks. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <unistd.h>

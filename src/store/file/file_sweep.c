@@ -2,7 +2,7 @@
 /**
  * Deleting chunks: on demand, by age, and for room. Each deletion happens under a flock on its
  * fan-out directory, which publications hold shared while they link chunks into place. Files with
- * more than one link are pinned (file_commit.c), and spared.
+ * more than one link are pinned (commit/commit.c), and spared.
  *
  * .kvasir/used holds the bytes of all chunk files (little-endian u64), updated by every process; it
  * is approximate after a crash, and each scan corrects it. The file is missing until a handle sets

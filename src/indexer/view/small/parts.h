@@ -13,8 +13,8 @@
  *
  * Caller-locked.
  */
-#ifndef KV_INDEXER_VIEW_PARTS_H
-#define KV_INDEXER_VIEW_PARTS_H
+#ifndef KV_INDEXER_VIEW_SMALL_PARTS_H
+#define KV_INDEXER_VIEW_SMALL_PARTS_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -6,8 +6,8 @@
  *
  * Caller-locked.
  */
-#ifndef KV_INDEXER_VIEW_MAIN_NAMES_H
-#define KV_INDEXER_VIEW_MAIN_NAMES_H
+#ifndef KV_INDEXER_VIEW_SMALL_MAIN_NAMES_H
+#define KV_INDEXER_VIEW_SMALL_MAIN_NAMES_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -22,7 +22,7 @@
 #ifndef KV_ADVISOR_INDEX_H
 #define KV_ADVISOR_INDEX_H
 
-#include "advisor/block.h"
+#include "advisor/index/block.h"
 
 struct kva_policy;
 

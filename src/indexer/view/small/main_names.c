@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "indexer/view/main_names.h"
+#include "indexer/view/small/main_names.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -11,7 +11,7 @@
  * registered block k / (n_parts - 1), whether that block lives or not. A part lives as long as it
  * has copies or links.
  */
-#include "indexer/view/parts.h"
+#include "indexer/view/small/parts.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "advisor/index.h"
+#include "advisor/index/index.h"
 
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "advisor/index_impl.h"
+#include "advisor/index/impl.h"
 #include "base/core/error.h"
 
 enum { HALF_LIFE_S = 3600, HEAT_STEPS = 16, GAP_STEPS = 4, GAP_NONE = 255 };

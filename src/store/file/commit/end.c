@@ -2,7 +2,7 @@
 /** After a publication: release pins and leases, or keep all chunks pending when it failed. */
 #include <unistd.h>
 
-#include "store/file/file_commit.h"
+#include "store/file/commit/commit.h"
 
 /* Take what a publication has released from the puts of a chunk. */
 static void release(kv_store_v1 *h, struct kvs_file_pending *e)

@@ -2,9 +2,9 @@
 /**
  * Internals of discoveries.
  *
- *   discovery.c         options, state, the thread
- *   discovery_table.c   records by name, and the workers that follow from them
- *   discovery_file.c    a folder: looks at it again and again; keeps files young
+ *   discovery.c  options, state, the thread
+ *   table.c      records by name, and the workers that follow from them
+ *   file.c       a folder: looks at it again and again; keeps files young
  */
 #ifndef KV_PLANE_DISCOVERY_IMPL_H
 #define KV_PLANE_DISCOVERY_IMPL_H
@@ -13,7 +13,7 @@
 #include <stdatomic.h>
 
 #include "base/thread/thread.h"
-#include "plane/discovery.h"
+#include "plane/discovery/discovery.h"
 #include "plane/etcd.h"
 
 #define KVP_DISCOVERY_MAX 65536    /* records */

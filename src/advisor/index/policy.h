@@ -13,10 +13,10 @@
  * magnitude, and so it is learned: eight shadows, orders of a sample of the keys with a room scaled down
  * likewise, run beside, each with another bonus. The order takes the bonus of the one with most hits.
  */
-#ifndef KV_ADVISOR_POLICY_H
-#define KV_ADVISOR_POLICY_H
+#ifndef KV_ADVISOR_INDEX_POLICY_H
+#define KV_ADVISOR_INDEX_POLICY_H
 
-#include "advisor/block.h"
+#include "advisor/index/block.h"
 
 struct kva_policy {
     const char *name;

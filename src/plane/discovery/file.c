@@ -20,7 +20,7 @@
 
 #include "base/core/clock.h"
 #include "base/file/write_all.h"
-#include "plane/discovery_impl.h"
+#include "plane/discovery/impl.h"
 
 #define LOOK_MS 500
 #define EXPIRY_S 10u

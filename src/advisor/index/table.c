@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "advisor/index_impl.h"
+#include "advisor/index/impl.h"
 #include "base/core/error.h"
 #include "base/core/mix.h"
 

@@ -15,7 +15,7 @@
  * without an anchor, or has more blocks before one than it has parts, contradicts that: -ENOENT. Of a
  * group that is followed by its tails, the blocks before a tail are passed over.
  */
-#include "indexer/view/small_impl.h"
+#include "indexer/view/small/impl.h"
 
 #include <errno.h>
 #include <string.h>

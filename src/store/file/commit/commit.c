@@ -41,7 +41,7 @@
 
 #include "base/core/log.h"
 #include "base/file/own_manifest.h"
-#include "store/file/file_commit.h"
+#include "store/file/commit/commit.h"
 
 static void commit_fini(struct kvs_file_commit *c)
 {

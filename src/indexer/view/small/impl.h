@@ -3,7 +3,7 @@
 #ifndef KV_INDEXER_VIEW_SMALL_IMPL_H
 #define KV_INDEXER_VIEW_SMALL_IMPL_H
 
-#include "indexer/view/small.h"
+#include "indexer/view/small/small.h"
 
 /** An operation as it is applied. */
 struct ki_small_work {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "advisor/policy.h"
+#include "advisor/index/policy.h"
 
 #include <math.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plane/discovery.h"
+#include "plane/discovery/discovery.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "base/core/log.h"
-#include "plane/discovery_impl.h"
+#include "plane/discovery/impl.h"
 
 #define FILE_URL "file://"
 #define DEFAULT_TTL_S 10

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#include "store/file/file_commit.h"
+#include "store/file/commit/commit.h"
 
 bool kvs_file_is_skipped(kv_store_v1 *h, const struct kvs_file_pending *e)
 {

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "plane/discovery_impl.h"
+#include "plane/discovery/impl.h"
 
 static void entry_free(struct kvp_entry *e)
 {

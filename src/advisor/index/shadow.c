@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "advisor/policy.h"
+#include "advisor/index/policy.h"
 #include "base/core/error.h"
 #include "base/core/mix.h"
 

@@ -3,8 +3,8 @@
 #ifndef KV_ADVISOR_INDEX_IMPL_H
 #define KV_ADVISOR_INDEX_IMPL_H
 
-#include "advisor/index.h"
-#include "advisor/policy.h"
+#include "advisor/index/index.h"
+#include "advisor/index/policy.h"
 
 struct kva_index {
     struct kva_index_opts opts;

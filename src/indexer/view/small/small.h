@@ -17,7 +17,7 @@
  *
  * An event's hashes alone don't tell which blocks it leaves out. The main group's do, of the same
  * step: a hash that the main group has, too, is a last part, the ones before it are the parts before
- * (small_anchored.c). Without a main group, and where engines draft ahead, an event must leave out
+ * (anchored.c). Without a main group, and where engines draft ahead, an event must leave out
  * exactly those blocks that can't serve any match. The view becomes partial when an event leaves out
  * others, doesn't tell with which part it begins, or contradicts an earlier one.
  *
@@ -28,8 +28,8 @@
 
 #include "index/tree/facts.h"
 #include "indexer/view/doubts.h"
-#include "indexer/view/main_names.h"
-#include "indexer/view/parts.h"
+#include "indexer/view/small/main_names.h"
+#include "indexer/view/small/parts.h"
 #include "kv_event.h"
 
 /** Records of a stream's tables at most; the view becomes partial beyond. */

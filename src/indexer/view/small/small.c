@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Blocks smaller than the registered ones (small.h). The way of an operation whose blocks no anchor
- * places (small_anchored.c has the others'):
+ * places (anchored.c has the others'):
  *
  *     which table ─► first_part: where in a registered block does it begin?
  *                 ─► which blocks are named: all, or exactly those that a match can need?
@@ -13,7 +13,7 @@
  * fails (-ENOENT: it contradicts the tables, or doesn't tell enough) leaves its rank in `lost`: the
  * view is partial, and the tables may be wrong, until the rank is cleared.
  */
-#include "indexer/view/small_impl.h"
+#include "indexer/view/small/impl.h"
 
 #include <errno.h>
 #include <stdlib.h>

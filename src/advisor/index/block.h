@@ -6,8 +6,8 @@
  *
  * A record is named by its number, which stays until the blob is dropped. Thread-confined, as the index is.
  */
-#ifndef KV_ADVISOR_BLOCK_H
-#define KV_ADVISOR_BLOCK_H
+#ifndef KV_ADVISOR_INDEX_BLOCK_H
+#define KV_ADVISOR_INDEX_BLOCK_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "advisor/index_impl.h"
+#include "advisor/index/impl.h"
 #include "base/core/error.h"
 
 /* -- scans ------------------------------------------------------------------------------------- */

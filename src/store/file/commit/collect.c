@@ -3,7 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include "store/file/file_commit.h"
+#include "store/file/commit/commit.h"
 
 /* True for manifests that say what they need. Those of our own format that name no chunk are how
  * callers with keys of their own publish (the object tier), so they need all. */

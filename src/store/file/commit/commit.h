@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * Parts of a publication: file_commit.c runs its steps and explains why they are durable. All calls
+ * Parts of a publication: commit/commit.c runs its steps and explains why they are durable. All calls
  * are made under `commit`.
  */
-#ifndef KV_STORE_FILE_FILE_COMMIT_H
-#define KV_STORE_FILE_FILE_COMMIT_H
+#ifndef KV_STORE_FILE_COMMIT_H
+#define KV_STORE_FILE_COMMIT_H
 
 #include "store/file/file_impl.h"
 #include "store/object/manifest.h"
@@ -27,9 +27,9 @@ struct kvs_file_commit {
     bool flush; /* there is no manifest: what it puts into place stays pending */
 };
 
-/* -- Files to sync (file_commit_prepare.c) ----------------------------------------------------- */
+/* -- Files to sync (prepare.c) ------------------------------------------------------------------ */
 
-/* -- What it is for (file_commit_collect.c) ---------------------------------------------------- */
+/* -- What it is for (collect.c) ----------------------------------------------------------------- */
 
 /**
  * Collect the chunks to put into place: pending ones, but those that earlier publications have put
@@ -49,7 +49,7 @@ void kvs_file_lose(kv_store_v1 *h, struct kvs_file_pending *e);
  */
 int kvs_file_commit_prepare(kv_store_v1 *h, struct kvs_file_commit *c);
 
-/* -- The end (file_commit_end.c) --------------------------------------------------------------- */
+/* -- The end (end.c) ---------------------------------------------------------------------------- */
 
 /**
  * Give chunks that stay pending after they were moved into place a link in tmp/, as hits have; with
