@@ -2,22 +2,11 @@
 /* The prefix cache for llama.cpp over a small libllama (toy_llama.h): what loads is what was computed. */
 #include <pthread.h>
 
-#include "base/core/error.h"
-#include "base/hash/prefix_block.h"
-#include "llama/toy_llama.h"
-#include "store/memory_backend.h"
-
 #define URI "memory://llama"
 
-enum { BLOCK = 16, MAX_TOKENS = 600 };
+enum { BLOCK = 16, N = 600 };
 
-static struct {
-    struct kvs_store *store;
-    struct kvl_cache *cache;
-    int32_t tokens[MAX_TOKENS];
-    struct toy_memory *toy, *other; /* of two contexts */
-    struct llama_context ctx, ctx2;
-} t;
+#include "llama/cache_unit.h"
 
 static struct kvl_cache *open_cache(const char *fingerprint)
 {
@@ -33,30 +22,10 @@ static struct kvl_cache *open_cache(const char *fingerprint)
 
 static int setup(void **state)
 {
-    uint64_t random = 12345;
-
     (void)state;
-    t.toy = malloc(sizeof(*t.toy));
-    t.other = malloc(sizeof(*t.other));
-    assert_non_null(t.toy);
-    assert_non_null(t.other);
-    t.ctx.memory = t.toy;
-    t.ctx2.memory = t.other;
-    for (int i = 0; i < MAX_TOKENS; i++)
-        t.tokens[i] = (int32_t)unit_below(&random, 32000);
-    assert_int_equal(kvs_open_with(memory_vtable(), memory_ext(), URI, false, &t.store), 0);
+    make_contexts();
+    make_store(12345);
     t.cache = open_cache("model");
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    kvl_close(t.cache);
-    kvs_close(t.store);
-    memory_forget_all();
-    free(t.toy);
-    free(t.other);
     return 0;
 }
 
@@ -67,15 +36,6 @@ static void init_both(const struct toy_kind *kind)
 {
     toy_init(t.toy, kind);
     toy_init(t.other, kind);
-}
-
-static size_t n_chunks(char kind)
-{
-    size_t n = 0;
-
-    for (struct memory_object *o = memory_space(URI)->chunks; o; o = o->next)
-        n += o->hash_len == KV_PREFIX_KEY && o->hash[3] == (uint8_t)kind;
-    return n;
 }
 
 /* Check that sequence @seq of @toy holds what slot @slot computed for @n tokens. */
@@ -191,7 +151,7 @@ static void test_growth_writes_what_is_new(void **state)
 /* The slot decides the last bits of K and V. Its second save shares all blocks nevertheless. */
 static void test_slots_share(void **state)
 {
-    int32_t fork[MAX_TOKENS];
+    int32_t fork[N];
     struct kvl_result r;
 
     (void)state;

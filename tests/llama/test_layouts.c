@@ -1,26 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 /* States that aren't those of their tokens, and stores that hold states of several layouts. */
-#include "base/core/error.h"
-#include "base/hash/prefix_block.h"
-#include "llama/toy_llama.h"
-#include "store/memory_backend.h"
-
 #define URI "memory://layouts"
 
 enum { N = 200, DAY_S = 86400 };
+
+#include "llama/cache_unit.h"
 
 static const struct toy_kind plain = {.n_streams = 1, .n_layers = 2, .k_row = 12, .v_row = 8};
 static const struct toy_kind window = {
     .n_streams = 1, .n_layers = 2, .k_row = 12, .v_row = 8, .window = 20};
 
-static struct {
-    struct kvs_store *store;
-    struct kvl_cache *cache;
-    int32_t tokens[N];
-    struct toy_memory *toy, *other; /* of two contexts */
-    struct llama_context ctx, ctx2;
-    kv_store_ext ext;
-} t;
+static kv_store_ext ext;
 
 /* Touch like a store whose clock tells every two touches apart. */
 static int slow_touch(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, size_t n)
@@ -39,35 +29,19 @@ static void open_cache(void)
     struct kvl_opts opts = {.size = sizeof(opts), .fingerprint = "model", .block_tokens = 16};
 
     opts.libllama = &toy_table;
-    assert_int_equal(kvs_open_with(memory_vtable(), &t.ext, URI, false, &t.store), 0);
+    assert_int_equal(kvs_open_with(memory_vtable(), &ext, URI, false, &t.store), 0);
     assert_int_equal(kvl_open(t.store, &opts, &t.cache), 0);
 }
 
 static int setup(void **state)
 {
     (void)state;
-    t.toy = malloc(sizeof(*t.toy));
-    t.other = malloc(sizeof(*t.other));
-    assert_non_null(t.toy);
-    assert_non_null(t.other);
-    t.ctx.memory = t.toy;
-    t.ctx2.memory = t.other;
+    make_contexts();
     for (int32_t i = 0; i < N; i++)
         t.tokens[i] = i * i % 1000;
-    t.ext = *memory_ext();
-    t.ext.touch_chunks = slow_touch;
+    ext = *memory_ext();
+    ext.touch_chunks = slow_touch;
     open_cache();
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    kvl_close(t.cache);
-    kvs_close(t.store);
-    memory_forget_all();
-    free(t.toy);
-    free(t.other);
     return 0;
 }
 
@@ -95,15 +69,6 @@ static int64_t load(const struct toy_kind *kind, size_t n)
     assert_int_equal(r.blocks != 0, got != 0);
     assert_true(got || !r.snapshot);
     return got;
-}
-
-static size_t n_chunks(char kind)
-{
-    size_t n = 0;
-
-    for (struct memory_object *o = memory_space(URI)->chunks; o; o = o->next)
-        n += o->hash_len == KV_PREFIX_KEY && (!kind || o->hash[3] == (uint8_t)kind);
-    return n;
 }
 
 static size_t collect(uint64_t age_s)
@@ -335,7 +300,7 @@ static void test_a_damaged_layout_stays(void **state)
     assert_int_equal(save(100), 96);
     for (struct memory_object *o = memory_space(URI)->chunks; o; o = o->next)
         o->data[o->len - 1] ^= o->hash[3] == 'l';
-    t.ext.delete_chunk = NULL;
+    ext.delete_chunk = NULL;
     kvl_close(t.cache);
     kvs_close(t.store);
     open_cache();

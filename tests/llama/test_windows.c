@@ -3,23 +3,12 @@
  * Memory with a sliding window in blocks: a load ends wherever both caches have what it needs. The small
  * libllama refuses a state whose second cache lacks a token that the window reads, or has other bytes.
  */
-#include "base/core/cache_group.h"
-#include "base/core/error.h"
-#include "base/hash/prefix_block.h"
-#include "llama/toy_llama.h"
-#include "store/memory_backend.h"
-
 #define URI "memory://windows"
 
 enum { BLOCK = 16, N = 600 };
 
-static struct {
-    struct kvs_store *store;
-    struct kvl_cache *cache;
-    int32_t tokens[N];
-    struct toy_memory *toy, *other; /* of two contexts */
-    struct llama_context ctx, ctx2;
-} t;
+#include "base/core/cache_group.h"
+#include "llama/cache_unit.h"
 
 /* Layers that read 20 tokens, in a cache that keeps 60. */
 static const struct toy_kind window = {
@@ -39,41 +28,11 @@ static void open_cache(const char *fingerprint, uint32_t span)
 
 static int setup(void **state)
 {
-    uint64_t random = 4711;
-
     (void)state;
-    t.toy = malloc(sizeof(*t.toy));
-    t.other = malloc(sizeof(*t.other));
-    assert_non_null(t.toy);
-    assert_non_null(t.other);
-    t.ctx.memory = t.toy;
-    t.ctx2.memory = t.other;
-    t.cache = NULL;
-    for (int i = 0; i < N; i++)
-        t.tokens[i] = (int32_t)unit_below(&random, 32000);
-    assert_int_equal(kvs_open_with(memory_vtable(), memory_ext(), URI, false, &t.store), 0);
+    make_contexts();
+    make_store(4711);
     open_cache("model", 0);
     return 0;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    kvl_close(t.cache);
-    kvs_close(t.store);
-    memory_forget_all();
-    free(t.toy);
-    free(t.other);
-    return 0;
-}
-
-static size_t n_chunks(char kind)
-{
-    size_t n = 0;
-
-    for (struct memory_object *o = memory_space(URI)->chunks; o; o = o->next)
-        n += o->hash_len == KV_PREFIX_KEY && o->hash[3] == (uint8_t)kind;
-    return n;
 }
 
 /* Compute @n tokens in a new memory of @kind and save them. */

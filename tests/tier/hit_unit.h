@@ -110,25 +110,30 @@ static inline struct kvbm_hit prompt_settle(struct world *w, struct prompt *p)
     return hit;
 }
 
-/** Load the blocks that the hit needs, and compare their bytes. Returns how many there were. */
+/** Load the blocks of group @i that the hit needs, and compare their bytes. Returns their number. */
+static inline size_t prompt_load_group(struct world *w, const struct prompt *p, uint32_t i)
+{
+    size_t n = p->need[i].n, first = p->need[i].first;
+    struct kvbm_chain chain = prompt_chain(p, i, first);
+    uint32_t blocks[BLOCKS];
+
+    assert_true(n <= w->n_cache_blocks);
+    for (uint32_t k = 0; k < n; k++)
+        blocks[k] = k;
+    world_wipe(w);
+    assert_int_equal(kvbm_cache_load(w->cache, &chain, n, blocks, LONG_MS), n);
+    for (uint32_t k = 0; k < n; k++)
+        assert_true(world_holds(w, k, prompt_bytes(p, i, first + k)));
+    return n;
+}
+
+/** Do so for all groups. Returns how many blocks there were. */
 static inline size_t prompt_load(struct world *w, const struct prompt *p)
 {
-    uint32_t blocks[BLOCKS];
     size_t sum = 0;
 
-    for (uint32_t i = 0; i < p->n_groups; i++) {
-        size_t n = p->need[i].n, first = p->need[i].first;
-        struct kvbm_chain chain = prompt_chain(p, i, first);
-
-        assert_true(n <= w->n_cache_blocks);
-        for (uint32_t k = 0; k < n; k++)
-            blocks[k] = k;
-        world_wipe(w);
-        assert_int_equal(kvbm_cache_load(w->cache, &chain, n, blocks, LONG_MS), n);
-        for (uint32_t k = 0; k < n; k++)
-            assert_true(world_holds(w, k, prompt_bytes(p, i, first + k)));
-        sum += n;
-    }
+    for (uint32_t i = 0; i < p->n_groups; i++)
+        sum += prompt_load_group(w, p, i);
     return sum;
 }
 

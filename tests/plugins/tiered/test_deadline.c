@@ -15,25 +15,14 @@ static struct shaky *shaky;
 /* The shaky member is the first one, with a deadline; even blobs lie there, odd ones in the other. */
 static void begin(struct world *w, const char *top, const char *deadline)
 {
-    char path[PATH_MAX + 32];
-    FILE *file;
+    char more[64];
 
     memset(shaky, 0, sizeof(*shaky));
-    if (disk_dir(w->dir, sizeof(w->dir)) < 0)
-        fail_msg("no folder");
-    snprintf(path, sizeof(path), "%s/kv.conf", w->dir);
-    file = fopen(path, "w");
-    assert_non_null(file);
-    fprintf(file, "%s[fast]\nuri = shaky://%s/fast\ndeadline = %s\n[cold]\nuri = %s/cold\n", top,
-            w->dir, deadline, w->dir);
-    fclose(file);
-    snprintf(w->uri, sizeof(w->uri), "tiered:%s", path);
+    snprintf(more, sizeof(more), "deadline = %s\n", deadline);
+    world_configure(w, top, "shaky://", more, "");
     w->fast = open_member(w, "fast");
     w->cold = open_member(w, "cold");
-    for (uint64_t n = 0; n < N; n++)
-        assert_int_equal(put_blob(n % 2 ? w->cold : w->fast, n), 0);
-    publish(w->cold, "x");
-    publish(w->fast, "x");
+    world_fill(w, N);
     w->store = open_store(w->uri);
 }
 
@@ -240,8 +229,8 @@ static void test_packs(void **state)
     shaky->hang_open = false;
     wait_until(shaky->opens == shaky->closes + 1); /* the late one has gone */
     shaky->hang_open = true;
-    assert_int_equal(
-        w.store->ext.pack_chunks(w.store->backend, &opts, keys, 16, 2, &packed), -ETIMEDOUT);
+    assert_int_equal(w.store->ext.pack_chunks(w.store->backend, &opts, keys, 16, 2, &packed),
+                     -ETIMEDOUT);
     shaky->hang_open = false;
     wait_until(get_blob(w.store, 0) == 0);
     world_close(&w);
@@ -250,8 +239,8 @@ static void test_packs(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_reads), cmocka_unit_test(test_late_lies),
-        cmocka_unit_test(test_writes), cmocka_unit_test(test_all_calls),
+        cmocka_unit_test(test_reads),          cmocka_unit_test(test_late_lies),
+        cmocka_unit_test(test_writes),         cmocka_unit_test(test_all_calls),
         cmocka_unit_test(test_open_and_close), cmocka_unit_test(test_packs)};
 
     shaky = shaky_find();

@@ -22,10 +22,7 @@ static void begin(struct world *w, const char *top)
 {
     memset(shaky, 0, sizeof(*shaky));
     world_open(w, top, "shaky://");
-    for (uint64_t n = 0; n < N; n++)
-        assert_int_equal(put_blob(n % 2 ? w->cold : w->fast, n), 0);
-    publish(w->cold, "x");
-    publish(w->fast, "x");
+    world_fill(w, N);
 }
 
 /* Every second blob is in the member that fails: the batch brings the others in one call. */

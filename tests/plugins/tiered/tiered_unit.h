@@ -39,8 +39,12 @@ static inline struct kvs_store *open_member(const struct world *w, const char *n
     return open_store(path);
 }
 
-/** @top: options of the store. @cold: scheme of the second member, "" for a folder. */
-static inline void world_open(struct world *w, const char *top, const char *cold)
+/**
+ * Write the configuration: @top: options of the store. @fast, @cold: scheme of each member, "" for a
+ * folder. @more: further lines of the first one.
+ */
+static inline void world_configure(struct world *w, const char *top, const char *fast,
+                                   const char *more, const char *cold)
 {
     char path[PATH_MAX + 32];
     FILE *file;
@@ -50,9 +54,16 @@ static inline void world_open(struct world *w, const char *top, const char *cold
     snprintf(path, sizeof(path), "%s/kv.conf", w->dir);
     file = fopen(path, "w");
     assert_non_null(file);
-    fprintf(file, "%s[fast]\nuri = %s/fast\n[cold]\nuri = %s%s/cold\n", top, w->dir, cold, w->dir);
+    fprintf(file, "%s[fast]\nuri = %s%s/fast\n%s[cold]\nuri = %s%s/cold\n", top, fast, w->dir, more,
+            cold, w->dir);
     fclose(file);
     snprintf(w->uri, sizeof(w->uri), "tiered:%s", path);
+}
+
+/** @top: options of the store. @cold: scheme of the second member, "" for a folder. */
+static inline void world_open(struct world *w, const char *top, const char *cold)
+{
+    world_configure(w, top, "", "", cold);
     w->store = open_store(w->uri);
     w->fast = open_member(w, "fast");
     w->cold = open_member(w, "cold");
@@ -105,6 +116,15 @@ static inline int get_blob(struct kvs_store *store, uint64_t n)
 static inline void publish(struct kvs_store *store, const char *name)
 {
     assert_int_equal(kvs_put_manifest(store, name, "", 0), 0);
+}
+
+/** Put even blobs of the first @n into the fast member, odd ones into the other. */
+static inline void world_fill(struct world *w, uint64_t n)
+{
+    for (uint64_t i = 0; i < n; i++)
+        assert_int_equal(put_blob(i % 2 ? w->cold : w->fast, i), 0);
+    publish(w->cold, "x");
+    publish(w->fast, "x");
 }
 
 #endif
