@@ -382,7 +382,8 @@ static double move_all(struct kvs_store *from, unsigned round, const uint8_t *ke
     to = open_member(name);
     begin = kv_now_ns();
     for (unsigned i = 0; i < FILES; i += A_CALL)
-        if (trd_move_copy(from, to, keys + (size_t)i * KVA_KEY, KVA_KEY, A_CALL, each) != A_CALL)
+        if (trd_move_copy(trd_alone(from), trd_alone(to), keys + (size_t)i * KVA_KEY, KVA_KEY,
+                          A_CALL, each) != A_CALL)
             bench_die("a copy", -EIO);
     ns = (double)(kv_now_ns() - begin);
     kvs_close(to);

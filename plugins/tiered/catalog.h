@@ -165,6 +165,13 @@ int trd_catalog_touch(struct trd_catalog *catalog, struct kvs_store *store, cons
                       size_t hash_len, size_t n);
 
 /**
+ * Note a blob as deleted in all packs that have it; with @data only where it has these bytes. The caller
+ * writes the mark when it has noted all. Returns the number of packs that had it, or an error.
+ */
+int trd_packs_delete(const struct trd_packs *packs, struct kvs_store *store, const void *hash,
+                     size_t hash_len, const void *data, size_t len);
+
+/**
  * Delete a blob from all packs, for all handles that read the mark from here on; with @data only where
  * it has these bytes. Returns the number of packs that had it, or an error.
  */

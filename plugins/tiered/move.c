@@ -26,22 +26,73 @@ static void free_blobs(struct blobs *blobs)
     free(blobs->len);
 }
 
-static int get_blobs(struct kvs_store *store, const void *hashes, size_t hash_len, size_t n,
+/* Get the single blobs among @n that @state doesn't have. */
+static int get_singles(struct kvs_store *store, const uint8_t *hashes, size_t hash_len, size_t n,
+                       const uint8_t *state, struct blobs *ret)
+{
+    uint8_t *keys = malloc(n * hash_len + 1);
+    void **data = calloc(n + 1, sizeof(*data));
+    size_t *len = calloc(n + 1, sizeof(*len)), m = 0;
+    int rc = keys && data && len ? 0 : -ENOMEM;
+
+    for (size_t i = 0; rc == 0 && i < n; i++)
+        if (state[i] != KVS_THERE)
+            memcpy(keys + m++ * hash_len, hashes + i * hash_len, hash_len);
+    if (rc == 0 && m)
+        rc = KV_MIN(kvs_get_chunks(store, keys, hash_len, m, data, len), 0);
+    m = 0;
+    for (size_t i = 0; rc == 0 && i < n; i++) {
+        if (state[i] == KVS_THERE)
+            continue;
+        ret->data[i] = data[m];
+        ret->len[i] = len[m++];
+        if (!ret->data[i] && state[i] == KVS_UNKNOWN)
+            ret->len[i] = KVS_LEN_UNKNOWN;
+        else if (!ret->data[i] && state[i] == KVS_DAMAGED)
+            ret->len[i] = KVS_LEN_BAD;
+    }
+    free(keys);
+    free(data);
+    free(len);
+    return rc;
+}
+
+/* Get blobs from a member's packs, and the others as single ones. */
+static int get_packed(struct trd_place place, const void *hashes, size_t hash_len, size_t n,
+                      struct blobs *ret)
+{
+    uint8_t *state = malloc(n + 1);
+    int rc = state ? trd_catalog_get_many(place.packs, place.store, hashes, hash_len, n, ret->data,
+                                          ret->len, state)
+                   : -ENOMEM;
+
+    for (size_t i = 0; rc == 0 && i < n; i++)
+        if (state[i] == KVS_MISSING && trd_is_unsure(place.packs))
+            state[i] = KVS_UNKNOWN; /* the pack that can't be read may have it */
+    if (rc == 0)
+        rc = get_singles(place.store, hashes, hash_len, n, state, ret);
+    free(state);
+    return rc;
+}
+
+static int get_blobs(struct trd_place place, const void *hashes, size_t hash_len, size_t n,
                      struct blobs *ret)
 {
-    int rc;
-
     *ret = (struct blobs){
         .data = calloc(n + 1, sizeof(*ret->data)), .len = calloc(n + 1, sizeof(*ret->len)), .n = n};
     if (!ret->data || !ret->len)
         return -ENOMEM;
-    rc = kvs_get_chunks(store, hashes, hash_len, n, ret->data, ret->len);
-    return KV_MIN(rc, 0);
+    if (place.packs && trd_may_have_packs(place.packs))
+        return get_packed(place, hashes, hash_len, n, ret);
+    return KV_MIN(kvs_get_chunks(place.store, hashes, hash_len, n, ret->data, ret->len), 0);
 }
 
 static int missing(const struct blobs *blobs, size_t i)
 {
-    return blobs->data[i] ? 0 : blobs->len[i] == KVS_LEN_BAD ? -EBADMSG : -ENOENT;
+    return blobs->data[i]                     ? 0
+           : blobs->len[i] == KVS_LEN_BAD     ? -EBADMSG
+           : blobs->len[i] == KVS_LEN_UNKNOWN ? -EIO
+                                              : -ENOENT;
 }
 
 static bool same(const struct blobs *a, const struct blobs *b, size_t i)
@@ -67,14 +118,14 @@ static int put_blobs(struct kvs_store *to, const uint8_t *hashes, size_t hash_le
     return kvs_put_manifest(to, MOVED, "", 0);
 }
 
-int trd_move_copy(struct kvs_store *from, struct kvs_store *to, const void *hashes, size_t hash_len,
+int trd_move_copy(struct trd_place from, struct trd_place to, const void *hashes, size_t hash_len,
                   size_t n, int *ret_each)
 {
     struct blobs source, copy = {0};
     int rc = get_blobs(from, hashes, hash_len, n, &source), copied = 0;
 
     if (rc == 0)
-        rc = put_blobs(to, hashes, hash_len, &source, ret_each);
+        rc = put_blobs(to.store, hashes, hash_len, &source, ret_each);
     if (rc == 0)
         rc = get_blobs(to, hashes, hash_len, n, &copy);
     for (size_t i = 0; rc == 0 && i < n; i++) {
@@ -91,24 +142,40 @@ int trd_move_copy(struct kvs_store *from, struct kvs_store *to, const void *hash
     return rc < 0 ? rc : copied;
 }
 
-int trd_move_remove(struct kvs_store *from, struct kvs_store *to, const void *hashes,
-                    size_t hash_len, size_t n, int *ret_each, trd_may_fn may, void *arg)
+/* Remove a blob with these bytes: the single one, and those in packs. 1: one was there; 0; an error. */
+static int remove_blob(struct kvs_store *from, const struct trd_packs *packs, const uint8_t *hash,
+                       size_t hash_len, const void *data, size_t len, bool *noted)
 {
+    int rc = kvs_delete_chunk_if(from, hash, hash_len, data, len), n;
+
+    if (rc < 0 || !packs)
+        return rc;
+    n = trd_packs_delete(packs, from, hash, hash_len, data, len);
+    *noted |= n > 0;
+    return n < 0 ? n : rc == 1 || n > 0;
+}
+
+int trd_move_remove(struct trd_place from, struct trd_place to, const void *hashes, size_t hash_len,
+                    size_t n, int *ret_each, trd_may_fn may, void *arg)
+{
+    struct trd_packs *packs = from.packs ? trd_catalog_hold(from.packs) : NULL;
+    bool stopped = false, noted = false;
     struct blobs copy;
     int rc = get_blobs(to, hashes, hash_len, n, &copy), removed = 0;
-    bool stopped = false;
 
     for (size_t i = 0; rc == 0 && i < n; i++) {
-        const uint8_t *hash = (const uint8_t *)hashes + i * hash_len;
-
         ret_each[i] = missing(&copy, i);
         stopped = stopped || (may && !may(arg));
         if (stopped)
             ret_each[i] = -ECANCELED;
         else if (ret_each[i] == 0)
-            ret_each[i] = kvs_delete_chunk_if(from, hash, hash_len, copy.data[i], copy.len[i]);
+            ret_each[i] = remove_blob(from.store, packs, (const uint8_t *)hashes + i * hash_len,
+                                      hash_len, copy.data[i], copy.len[i], &noted);
         removed += ret_each[i] == 1;
     }
+    if (noted)
+        rc = trd_write_mark(from.store);
+    trd_packs_release(packs);
     free_blobs(&copy);
     return rc < 0 ? rc : removed;
 }

@@ -17,7 +17,19 @@
 #ifndef KV_TIERED_MOVE_H
 #define KV_TIERED_MOVE_H
 
-#include "kv_store.h"
+#include "tiered/catalog.h"
+
+/** A member that blobs move from or to. */
+struct trd_place {
+    struct kvs_store *store;
+    struct trd_catalog
+        *packs; /* packs: their blobs are the member's; NULL: its single blobs alone */
+};
+
+static inline struct trd_place trd_alone(struct kvs_store *store)
+{
+    return (struct trd_place){.store = store};
+}
 
 /**
  * Copy @n blobs from member @from to @to, make them durable there, read them back and compare. Keys of
@@ -27,25 +39,26 @@
  *   -ENOENT   the source lacks it
  *   -EBADMSG  the source's bytes don't verify
  *   -EEXIST   the target has other bytes under this key
- *   -EIO      the target didn't return what it got
+ *   -EIO      the target didn't return what it got, or the source's pack can't be read for now
  *   another error of the put.
  */
-int trd_move_copy(struct kvs_store *from, struct kvs_store *to, const void *hashes, size_t hash_len,
+int trd_move_copy(struct trd_place from, struct trd_place to, const void *hashes, size_t hash_len,
                   size_t n, int *ret_each);
 
 typedef bool (*trd_may_fn)(void *arg);
 /**
- * Remove from @from the blobs that @to has with the same bytes. Returns the number
+ * Remove from @from, its packs included, the blobs that @to has with the same bytes. Returns the number
  * removed, or an error of the target: then nothing was removed. ret_each[i] becomes
  *   1         removed
  *   0         the source's blob is missing, has other bytes, or was put on this handle and isn't
  *             published
  *   -ENOENT, -EBADMSG  the target lacks it: it stays in the source
+ *   -EIO      the target's pack can't be read for now: it stays
  *   -ECANCELED  @may, asked before each removal, has refused this one or one before; NULL: never asked
  *   another error of the removal.
  */
-int trd_move_remove(struct kvs_store *from, struct kvs_store *to, const void *hashes,
-                    size_t hash_len, size_t n, int *ret_each, trd_may_fn may, void *arg);
+int trd_move_remove(struct trd_place from, struct trd_place to, const void *hashes, size_t hash_len,
+                    size_t n, int *ret_each, trd_may_fn may, void *arg);
 
 /**
  * Whether two members are one store by two URIs: what is removed from one isn't in the other then. Writes

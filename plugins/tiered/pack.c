@@ -19,7 +19,8 @@ int trd_packing_init(struct trd_packing *p, struct kvs_store *from, struct kvs_s
                               .min_bytes = TRD_PACK_MIN_BYTES,
                               .max_bytes = TRD_PACK_MAX_BYTES,
                               .max_blobs = TRD_PACKED_MAX};
-    trd_catalog_init(&p->catalog);
+    p->catalog = &p->own;
+    trd_catalog_init(&p->own);
     return to->ext.get_ranges && to->ext.list_manifests && to->ext.flush && to->ext.delete_chunk
                ? 0
                : -ENOTSUP;
@@ -27,13 +28,29 @@ int trd_packing_init(struct trd_packing *p, struct kvs_store *from, struct kvs_s
 
 void trd_packing_fini(struct trd_packing *p)
 {
-    trd_catalog_fini(&p->catalog);
+    trd_catalog_fini(&p->own);
 }
 
 static void step(struct trd_packing *p, enum trd_pack_step at)
 {
     if (p->step)
         p->step(p->arg, at);
+}
+
+static bool may(const struct trd_packing *p)
+{
+    return !p->may || p->may(p->arg);
+}
+
+int trd_packing_wait(const struct trd_packing *p, uint64_t ns)
+{
+    struct timespec left = kv_timespec(ns);
+
+    if (p->wait)
+        return p->wait(p->arg, ns) ? 0 : -ECANCELED;
+    while (nanosleep(&left, &left) < 0 && errno == EINTR)
+        ;
+    return 0;
 }
 
 static uint64_t now_s(void)
@@ -97,7 +114,7 @@ static int publish(struct trd_packing *p, const struct trd_pack_builder *b)
 
 int trd_pack_publish(struct trd_packing *p, struct trd_filling *filling)
 {
-    int rc = trd_pack_end(&filling->builder, now_s());
+    int rc = trd_pack_end(&filling->builder, KV_MAX(now_s(), filling->created_s));
 
     if (rc == 0)
         rc = publish(p, &filling->builder);
@@ -106,7 +123,7 @@ int trd_pack_publish(struct trd_packing *p, struct trd_filling *filling)
         p->n_bytes += filling->bytes;
     }
     trd_pack_builder_fini(&filling->builder);
-    filling->bytes = 0;
+    filling->bytes = filling->created_s = 0;
     return rc == 0 ? trd_pack_begin(&filling->builder) : rc;
 }
 
@@ -116,6 +133,8 @@ int trd_pack_remove(struct trd_packing *p, const struct trd_pack *pack)
     char name[TRD_PACK_NAME];
     int rc;
 
+    if (!may(p))
+        return -ECANCELED;
     trd_pack_key(pack->name.id, key);
     trd_pack_write_name(&pack->name, name);
     rc = kvs_delete_manifest(p->to, name);
@@ -261,11 +280,11 @@ static int write_all(struct work *w)
 /* Read the packs that are there, also those of a program that died before it wrote the first mark. */
 static int read_catalog(struct trd_packing *p)
 {
-    int rc = trd_catalog_read(&p->catalog, p->to, 0, NULL);
+    int rc = trd_catalog_read(p->catalog, p->to, 0, NULL);
 
-    if (rc == 0 && !p->catalog.has_mark) {
+    if (rc == 0 && !p->catalog->has_mark) {
         rc = trd_write_mark(p->to);
-        rc = rc < 0 ? rc : trd_catalog_read(&p->catalog, p->to, 0, NULL);
+        rc = rc < 0 ? rc : trd_catalog_read(p->catalog, p->to, 0, NULL);
     }
     return rc;
 }
@@ -287,7 +306,7 @@ int trd_pack_write(struct trd_packing *p, const void *hashes, size_t hash_len, s
     if (rc == 0)
         rc = w.in ? trd_pack_begin(&w.filling.builder) : -ENOMEM;
     if (rc == 0) {
-        w.packs = trd_catalog_hold(&p->catalog);
+        w.packs = trd_catalog_hold(p->catalog);
         w.n_packed = w.packs ? w.packs->n_entries : 0;
         rc = write_all(&w);
         trd_packs_release(w.packs);
@@ -312,15 +331,18 @@ static int drop_some(struct trd_packing *p, const uint8_t *hashes, size_t hash_l
         int *each = &ret_each[at[i]];
 
         *each = reads[i].rc;
+        if (*each == 0 && !may(p))
+            rc = *each = -ECANCELED;
         if (*each == 0)
             *each = kvs_delete_chunk_if(p->from, hashes + at[i] * hash_len, hash_len, reads[i].data,
                                         index->entries[reads[i].from.entry].len);
-        free(reads[i].data);
         if (*each == 1) {
             removed++;
             step(p, TRD_PACK_DROPPED);
         }
     }
+    for (size_t i = 0; i < n; i++)
+        free(reads[i].data);
     return rc < 0 ? rc : removed;
 }
 
@@ -334,8 +356,8 @@ int trd_pack_drop(struct trd_packing *p, const void *hashes, size_t hash_len, si
 
     if (n && (!hashes || hash_len == 0 || hash_len > KVS_HASH_MAX))
         return -EINVAL;
-    rc = trd_catalog_read(&p->catalog, p->to, 0, NULL);
-    packs = rc == 0 ? trd_catalog_hold(&p->catalog) : NULL;
+    rc = trd_catalog_read(p->catalog, p->to, 0, NULL);
+    packs = rc == 0 ? trd_catalog_hold(p->catalog) : NULL;
     for (size_t i = 0; i < n && rc >= 0; i++) {
         const uint8_t *hash = (const uint8_t *)hashes + i * hash_len;
 

@@ -39,9 +39,16 @@ struct trd_packing {
         max_bytes;      /* of blobs in a pack. 0: TRD_PACK_MIN_BYTES, TRD_PACK_MAX_BYTES */
     uint64_t max_blobs; /* in packs of the member */
     void (*step)(void *arg, enum trd_pack_step step); /* NULL: nobody asks */
+    bool (*may)(
+        void *arg); /* asked before each removal; false ends the call with -ECANCELED. NULL: yes */
+    bool (*wait)(void *arg, uint64_t ns); /* false likewise. NULL: sleep */
+    /* Asked before the live blobs of an old pack are copied; false likewise. NULL: yes */
+    bool (*pay)(void *arg, uint64_t blobs, uint64_t bytes);
     void *arg;
-    struct trd_catalog catalog; /* of `to` */
-    uint64_t n_packs, n_bytes;  /* written so far */
+    struct trd_catalog
+        *catalog; /* of `to`: `own`, unless the caller sets one after trd_packing_init */
+    struct trd_catalog own;
+    uint64_t n_packs, n_bytes; /* written so far */
 };
 
 #define TRD_PACK_MIN_BYTES ((uint64_t)8 << 20)
@@ -79,11 +86,15 @@ int trd_pack_drop(struct trd_packing *p, const void *hashes, size_t hash_len, si
 /** A pack that is being filled. */
 struct trd_filling {
     struct trd_pack_builder builder;
-    uint64_t bytes; /* of blobs */
+    uint64_t bytes;     /* of blobs */
+    uint64_t created_s; /* it is at least so young: younger than the packs that it replaces */
 };
 
 /** Write, verify, publish and tell the pack, and begin the next. Returns 0 or an error. */
 int trd_pack_publish(struct trd_packing *p, struct trd_filling *filling);
+
+/** Sleep, or ask p->wait. Returns 0; -ECANCELED. */
+int trd_packing_wait(const struct trd_packing *p, uint64_t ns);
 
 /** Remove a pack: its manifest, then its chunk, then the notes of deleted entries. */
 int trd_pack_remove(struct trd_packing *p, const struct trd_pack *pack);

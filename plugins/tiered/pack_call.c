@@ -99,15 +99,6 @@ static void keep_packed(struct list *l, kv_store_packed *sums)
     l->n = left;
 }
 
-static void wait_ns(uint64_t ns)
-{
-    struct timespec left = {.tv_sec = (time_t)(ns / KV_NS_PER_S),
-                            .tv_nsec = (long)(ns % KV_NS_PER_S)};
-
-    while (nanosleep(&left, &left) < 0 && errno == EINTR)
-        ;
-}
-
 static int pack(struct trd_packing *p, struct list *l, uint64_t linger_ns, kv_store_packed *sums)
 {
     int rc = trd_pack_write(p, l->hashes, l->hash_len, l->n, l->each), dropped;
@@ -117,7 +108,7 @@ static int pack(struct trd_packing *p, struct list *l, uint64_t linger_ns, kv_st
     sums->packed_bytes = p->n_bytes;
     if (l->n == 0)
         return KV_MIN(rc, 0);
-    wait_ns(linger_ns);
+    (void)trd_packing_wait(p, linger_ns);
     dropped = trd_pack_drop(p, l->hashes, l->hash_len, l->n, l->each);
     for (size_t i = 0; dropped >= 0 && i < l->n; i++) {
         sums->removed += l->each[i] == 1;

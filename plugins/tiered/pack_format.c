@@ -241,6 +241,14 @@ bool trd_pack_entry_is(const struct trd_pack_index *index, uint32_t i, const voi
     return memcmp(sum, at + 1 + *at + 12, sizeof(sum)) == 0;
 }
 
+bool trd_pack_entries_equal(const struct trd_pack_index *a, uint32_t i,
+                            const struct trd_pack_index *b, uint32_t k)
+{
+    const uint8_t *x = a->tail + a->entries[i].at, *y = b->tail + b->entries[k].at;
+
+    return memcmp(x + 1 + *x + 12, y + 1 + *y + 12, SUM) == 0;
+}
+
 /* -- making ------------------------------------------------------------------------------------ */
 
 int trd_pack_begin(struct trd_pack_builder *b)

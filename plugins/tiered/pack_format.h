@@ -69,6 +69,9 @@ void trd_pack_index_fini(struct trd_pack_index *index);
 const uint8_t *trd_pack_entry_key(const struct trd_pack_index *index, uint32_t i, size_t *ret_len);
 /** True when @data are the bytes of entry @i. */
 bool trd_pack_entry_is(const struct trd_pack_index *index, uint32_t i, const void *data);
+/** True when two entries have one checksum. */
+bool trd_pack_entries_equal(const struct trd_pack_index *a, uint32_t i,
+                            const struct trd_pack_index *b, uint32_t k);
 
 /** A pack that is being made, in memory. */
 struct trd_pack_builder {

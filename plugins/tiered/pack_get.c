@@ -374,12 +374,14 @@ int trd_catalog_touch(struct trd_catalog *catalog, struct kvs_store *store, cons
         uint8_t key[TRD_PACK_KEY];
         size_t at = 0;
 
-        if (!trd_packs_next(packs, hashes + i * hash_len, hash_len, &at, &place) ||
-            place.pack == last)
-            continue;
-        last = place.pack; /* neighbours lie in one pack */
-        trd_pack_key(last->name.id, key);
-        rc = kvs_touch(store, key, sizeof(key), 1);
+        /* all packs that have it: a sweep may remove it from any but one of them */
+        while (rc >= 0 && trd_packs_next(packs, hashes + i * hash_len, hash_len, &at, &place)) {
+            if (place.pack == last)
+                continue;
+            last = place.pack; /* neighbours lie in one pack */
+            trd_pack_key(last->name.id, key);
+            rc = kvs_touch(store, key, sizeof(key), 1);
+        }
     }
     trd_packs_release(packs);
     return KV_MIN(rc, 0);
@@ -394,17 +396,14 @@ static bool has_bytes(const struct trd_packed *place, const void *data, size_t l
                      trd_pack_entry_is(index, place->entry, data));
 }
 
-int trd_catalog_delete(struct trd_catalog *catalog, struct kvs_store *store, const void *hash,
-                       size_t hash_len, const void *data, size_t len)
+int trd_packs_delete(const struct trd_packs *packs, struct kvs_store *store, const void *hash,
+                     size_t hash_len, const void *data, size_t len)
 {
-    struct trd_packs *packs = NULL;
     struct trd_packed place;
     size_t at = 0;
-    int n = 0, rc = trd_may_have_packs(catalog) ? trd_catalog_read(catalog, store, 0, NULL) : 0;
+    int n = 0, rc = 0;
 
-    if (rc < 0 || !(packs = trd_catalog_hold(catalog)))
-        return rc;
-    while (rc == 0 && trd_packs_next(packs, hash, hash_len, &at, &place)) {
+    while (rc == 0 && packs && trd_packs_next(packs, hash, hash_len, &at, &place)) {
         char name[TRD_PACK_NAME];
 
         if (!has_bytes(&place, data, len))
@@ -416,8 +415,19 @@ int trd_catalog_delete(struct trd_catalog *catalog, struct kvs_store *store, con
             n++;
         }
     }
-    if (rc == 0 && n)
-        rc = trd_write_mark(store);
+    return rc < 0 ? rc : n;
+}
+
+int trd_catalog_delete(struct trd_catalog *catalog, struct kvs_store *store, const void *hash,
+                       size_t hash_len, const void *data, size_t len)
+{
+    struct trd_packs *packs = NULL;
+    int n, rc = trd_may_have_packs(catalog) ? trd_catalog_read(catalog, store, 0, NULL) : 0;
+
+    if (rc < 0 || !(packs = trd_catalog_hold(catalog)))
+        return rc;
+    n = trd_packs_delete(packs, store, hash, hash_len, data, len);
+    rc = n > 0 ? trd_write_mark(store) : n;
     trd_packs_release(packs);
     return rc < 0                   ? rc
            : trd_is_unsure(catalog) ? -EIO

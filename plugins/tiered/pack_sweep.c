@@ -81,6 +81,8 @@ static int remove_orphans(struct kvs_store *store)
     return rc;
 }
 
+enum { TWINS = 64 /* read at once */ };
+
 /* -- one pack ---------------------------------------------------------------------------------- */
 
 /* A pack whose live blobs are in new ones. */
@@ -91,6 +93,7 @@ struct rewritten {
 
 struct sweep {
     struct trd_packing *p;
+    const struct trd_packs *packs;
     kv_store_live_fn live;
     void *arg;
     kv_store_swept *swept;
@@ -101,16 +104,61 @@ struct sweep {
     int failed;   /* of writing a new pack, which has live blobs of `rewritten`: these stay */
 };
 
+/* Judgement of a sweep on an entry. */
+enum fate {
+    DEAD,
+    LIVE,
+    TWIN /* a younger pack has the blob, too: it is as good as dead here */
+};
+
 /* Blobs of a pack, weighed. */
 struct weighed {
-    uint8_t *live; /* of each entry */
-    uint32_t n;
+    uint8_t *live; /* enum fate of each entry */
+    uint32_t n, twins;
     uint64_t bytes, live_bytes;
 };
+
+/* Order of packs, the same for all programs: by time, then id. A pack comes behind those it replaces. */
+static bool is_younger(const struct trd_pack *a, const struct trd_pack *b)
+{
+    if (a->index.created_s != b->index.created_s)
+        return a->index.created_s > b->index.created_s;
+    return memcmp(a->name.id, b->name.id, TRD_PACK_ID) > 0;
+}
+
+static bool is_same(const struct trd_pack *a, uint32_t i, const struct trd_packed *b)
+{
+    const struct trd_pack_index *x = &a->index, *y = &b->pack->index;
+
+    return x->entries[i].len == y->entries[b->entry].len &&
+           trd_pack_entries_equal(x, i, y, b->entry);
+}
+
+/* Find the same blob in a younger pack. */
+static bool find_twin(const struct sweep *s, const struct trd_pack *pack, uint32_t i,
+                      struct trd_packed *ret)
+{
+    size_t len, at = 0;
+    const uint8_t *key = trd_pack_entry_key(&pack->index, i, &len);
+
+    while (trd_packs_next(s->packs, key, len, &at, ret))
+        if (is_younger(ret->pack, pack) && is_same(pack, i, ret))
+            return true;
+    return false;
+}
+
+static void count_one(struct weighed *w, const struct trd_pack *pack, uint32_t i, enum fate fate)
+{
+    w->live[i] = (uint8_t)fate;
+    w->n += fate == LIVE;
+    w->twins += fate == TWIN;
+    w->live_bytes += fate == LIVE ? pack->index.entries[i].len : 0;
+}
 
 static int weigh(const struct sweep *s, const struct trd_pack *pack, struct weighed *ret)
 {
     const struct trd_pack_index *index = &pack->index;
+    struct trd_packed twin;
 
     *ret = (struct weighed){.live = calloc(index->n + (size_t)1, 1)};
     if (!ret->live)
@@ -118,13 +166,37 @@ static int weigh(const struct sweep *s, const struct trd_pack *pack, struct weig
     for (uint32_t i = 0; i < index->n; i++) {
         size_t len;
         const uint8_t *key = trd_pack_entry_key(index, i, &len);
+        bool live = !atomic_load(&pack->gone[i]) && s->live(s->arg, key, len);
 
-        ret->live[i] = !atomic_load(&pack->gone[i]) && s->live(s->arg, key, len);
-        ret->n += ret->live[i];
+        count_one(ret, pack, i, !live ? DEAD : find_twin(s, pack, i, &twin) ? TWIN : LIVE);
         ret->bytes += index->entries[i].len;
-        ret->live_bytes += ret->live[i] ? index->entries[i].len : 0;
     }
     return 0;
+}
+
+/* Before the sweep relies on twins it reads them: those that can't be read make their entries live again. */
+static int read_twins(const struct sweep *s, const struct trd_pack *pack, struct weighed *w)
+{
+    struct trd_packed_read reads[TWINS];
+    uint32_t at[TWINS], n = 0;
+    int rc = 0;
+
+    for (uint32_t i = 0; w->twins && i <= pack->index.n && rc == 0; i++) {
+        if (i < pack->index.n && w->live[i] == TWIN && find_twin(s, pack, i, &reads[n].from))
+            at[n++] = i;
+        if (n < TWINS && i < pack->index.n)
+            continue;
+        rc = trd_packs_get(s->p->to, reads, n);
+        for (uint32_t k = 0; k < n && rc == 0; k++) {
+            free(reads[k].data);
+            if (reads[k].rc == 0)
+                continue;
+            w->twins--;
+            count_one(w, pack, at[k], LIVE);
+        }
+        n = 0;
+    }
+    return rc;
 }
 
 /* Add a blob to the pack that is being filled; publish that first when it is full. */
@@ -151,8 +223,9 @@ static int copy_live(struct sweep *s, struct trd_pack *pack, const struct weighe
     size_t n = 0;
     int rc = reads ? s->failed : -ENOMEM;
 
+    s->filling.created_s = KV_MAX(s->filling.created_s, pack->index.created_s + 1);
     for (uint32_t i = 0; rc == 0 && i < pack->index.n; i++)
-        if (w->live[i])
+        if (w->live[i] == LIVE)
             reads[n++].from = (struct trd_packed){pack, i};
     if (rc == 0)
         rc = trd_packs_get(s->p->to, reads, n);
@@ -166,16 +239,25 @@ static int copy_live(struct sweep *s, struct trd_pack *pack, const struct weighe
     return rc;
 }
 
+static bool is_poor(const struct weighed *w)
+{
+    return w->n == 0 || 2 * w->live_bytes < w->bytes;
+}
+
 static int sweep_pack(struct sweep *s, struct trd_pack *pack)
 {
     struct weighed w;
     int rc = weigh(s, pack, &w);
 
-    if (rc == 0 && w.n == 0) {
+    if (rc == 0 && is_poor(&w))
+        rc = read_twins(s, pack, &w);
+    if (rc == 0 && w.n == 0 && w.twins == 0) {
         rc = trd_pack_remove(s->p, pack);
         s->removed = true;
-    } else if (rc == 0 && 2 * w.live_bytes < w.bytes) {
-        rc = copy_live(s, pack, &w);
+    } else if (rc == 0 && is_poor(&w)) {
+        if (s->p->pay && !s->p->pay(s->p->arg, w.n, w.live_bytes))
+            rc = -ECANCELED;
+        rc = rc < 0 ? rc : copy_live(s, pack, &w);
         if (rc == 0) {
             s->rewritten[s->n_rewritten++] = (struct rewritten){pack, w.live};
             w.live = NULL; /* end_rewriting needs it */
@@ -188,26 +270,17 @@ static int sweep_pack(struct sweep *s, struct trd_pack *pack)
         s->swept->kept += w.n;
         s->swept->deleted += pack->index.n - w.n;
         s->swept->deleted_bytes += w.bytes - w.live_bytes;
-    } else if (rc != -ENOMEM) { /* it stays */
+    } else if (rc != -ENOMEM && rc != -ECANCELED) { /* it stays */
         kv_log_error("tiered", "a pack wasn't swept", "store=%s error=\"%s\"", s->p->to->label,
                      strerror(-rc));
         s->swept->kept += pack->index.n;
         s->swept->errors++;
     }
     free(w.live);
-    return rc == -ENOMEM ? rc : 0;
+    return rc == -ENOMEM || rc == -ECANCELED ? rc : 0;
 }
 
 /* -- all packs --------------------------------------------------------------------------------- */
-
-static void wait_ns(uint64_t ns)
-{
-    struct timespec left = {.tv_sec = (time_t)(ns / KV_NS_PER_S),
-                            .tv_nsec = (long)(ns % KV_NS_PER_S)};
-
-    while (nanosleep(&left, &left) < 0 && errno == EINTR)
-        ;
-}
 
 /* A blob that was deleted from an old pack while it was copied goes from the new one, too. */
 static int repeat_deletions(struct sweep *s, const struct rewritten *old)
@@ -219,8 +292,8 @@ static int repeat_deletions(struct sweep *s, const struct rewritten *old)
         size_t len;
         const uint8_t *key = trd_pack_entry_key(&pack->index, i, &len);
 
-        if (old->live && old->live[i] && atomic_load(&pack->gone[i]))
-            rc = trd_catalog_delete(&s->p->catalog, s->p->to, key, len, NULL, 0);
+        if (old->live && old->live[i] == LIVE && atomic_load(&pack->gone[i]))
+            rc = trd_catalog_delete(s->p->catalog, s->p->to, key, len, NULL, 0);
     }
     return KV_MIN(rc, 0);
 }
@@ -233,8 +306,8 @@ static int end_rewriting(struct sweep *s, uint64_t linger_ns)
     if (rc == 0 && s->filling.builder.n)
         rc = trd_pack_publish(s->p, &s->filling);
     if (rc == 0 && s->n_rewritten) {
-        wait_ns(linger_ns);
-        rc = trd_catalog_read(&s->p->catalog, s->p->to, 0, NULL);
+        rc = trd_packing_wait(s->p, linger_ns);
+        rc = rc < 0 ? rc : trd_catalog_read(s->p->catalog, s->p->to, 0, NULL);
     }
     for (size_t i = 0; i < s->n_rewritten && rc == 0; i++)
         rc = repeat_deletions(s, &s->rewritten[i]);
@@ -243,18 +316,20 @@ static int end_rewriting(struct sweep *s, uint64_t linger_ns)
     return rc == 0 && (s->removed || s->n_rewritten) ? trd_write_mark(s->p->to) : rc;
 }
 
+/* @old: keys of the packs to sweep; NULL: all. */
 static int sweep_all(struct sweep *s, const struct trd_packs *packs, const struct trd_keys *old,
                      uint64_t linger_ns)
 {
     int rc = trd_pack_begin(&s->filling.builder);
 
+    s->packs = packs;
     s->rewritten = calloc(packs->n + 1, sizeof(*s->rewritten));
     rc = s->rewritten ? rc : -ENOMEM;
     for (size_t i = 0; i < packs->n && rc == 0; i++) {
         uint8_t key[TRD_PACK_KEY];
 
         trd_pack_key(packs->of[i]->name.id, key);
-        if (trd_keys_has(old, key, sizeof(key)))
+        if (!old || trd_keys_has(old, key, sizeof(key)))
             rc = sweep_pack(s, packs->of[i]);
         else
             s->swept->kept += packs->of[i]->index.n;
@@ -278,13 +353,52 @@ int trd_sweep_packs_of(struct trd_packing *p, uint64_t linger_ns, uint64_t min_a
     int rc = kvs_list_chunks(p->to, note_old, &old);
 
     if (rc == 0)
-        rc = trd_catalog_read(&p->catalog, p->to, 0, NULL);
-    packs = rc == 0 ? trd_catalog_hold(&p->catalog) : NULL;
+        rc = trd_catalog_read(p->catalog, p->to, 0, NULL);
+    packs = rc == 0 ? trd_catalog_hold(p->catalog) : NULL;
     if (packs)
         rc = sweep_all(&s, packs, &old.keys, linger_ns);
     trd_packs_release(packs);
     trd_keys_fini(&old.keys);
     return rc == 0 ? remove_orphans(p->to) : rc;
+}
+
+static int all_live(void *arg, const uint8_t *hash, size_t hash_len)
+{
+    (void)arg;
+    (void)hash;
+    (void)hash_len;
+    return 1;
+}
+
+int trd_rewrite_packs(struct trd_packing *p, uint64_t linger_ns, kv_store_swept *swept)
+{
+    struct sweep s = {.p = p, .live = all_live, .swept = swept};
+    struct trd_packs *packs;
+    int rc = trd_catalog_read(p->catalog, p->to, 0, NULL);
+
+    packs = rc == 0 ? trd_catalog_hold(p->catalog) : NULL;
+    if (packs)
+        rc = sweep_all(&s, packs, NULL, linger_ns);
+    trd_packs_release(packs);
+    return rc == 0 ? remove_orphans(p->to) : rc;
+}
+
+void trd_weigh_packs(const struct trd_packs *packs, struct trd_weight *ret)
+{
+    const struct sweep s = {.packs = packs, .live = all_live};
+
+    *ret = (struct trd_weight){.packs = packs ? packs->n : 0};
+    for (size_t i = 0; packs && i < packs->n; i++) {
+        struct weighed w;
+
+        if (weigh(&s, packs->of[i], &w) == 0) {
+            ret->blobs += w.n;
+            ret->bytes += w.live_bytes;
+            ret->poor += is_poor(&w);
+            ret->poor_bytes += is_poor(&w) ? w.live_bytes : 0;
+        }
+        free(w.live);
+    }
 }
 
 int trd_sweep_packs(const struct trd_member_config *member, uint64_t linger_ns, uint64_t min_age_s,

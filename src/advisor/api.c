@@ -72,6 +72,7 @@ static void get_stats(struct kva_service *service, struct kva_index_stats *index
 static void plan(void *arg, struct kh_request *request, struct kh_reply *reply)
 {
     struct kva_service *service = arg;
+    const struct kva_packing packing = kva_options_packing(service->options);
     struct kva_index_stats stats;
     struct kva_feed_stats feed;
     struct kv_json_writer w;
@@ -79,7 +80,7 @@ static void plan(void *arg, struct kh_request *request, struct kh_reply *reply)
 
     (void)request;
     kva_plan_make(&service->volumes, &service->world,
-                  (uint32_t)(service->options->reclaim_ms / 1000), &plan);
+                  (uint32_t)(service->options->reclaim_ms / 1000), &packing, &plan);
     get_stats(service, &stats, &feed);
     kv_json_writer_init(&w, &reply->body);
     kv_json_begin_object(&w);
@@ -203,6 +204,19 @@ static void put_mover(const struct kva_service *service, struct kv_buf *out)
         s.failed);
     one(out, "kv_advisor_lingering_blobs", "Blobs whose second copy is removed soon", "gauge",
         s.lingering);
+    one(out, "kv_advisor_packs_written_total", "Packs written", "counter", s.packer.packs);
+    one(out, "kv_advisor_packed_blobs_total", "Blobs written into packs", "counter",
+        s.packer.blobs);
+    one(out, "kv_advisor_packed_bytes_total", "Bytes written into packs", "counter",
+        s.packer.bytes);
+    one(out, "kv_advisor_dropped_blobs_total", "Single blobs removed: a pack has them", "counter",
+        s.packer.dropped);
+    one(out, "kv_advisor_packs_rewritten_total",
+        "Packs with few live blobs that were rewritten or removed", "counter", s.packer.rewritten);
+    one(out, "kv_advisor_packs_swept_total", "Half-written packs removed", "counter",
+        s.packer.strays);
+    one(out, "kv_advisor_packing_failed_total", "Steps of packing that failed, and are tried again",
+        "counter", s.packer.failed);
     one(out, "kv_advisor_leader", "1 while this advisor may move blobs, as far as --lock says",
         "gauge", mover && kva_leader_is(service->leader));
     one(out, "kv_advisor_quiet", "1 in quiet hours", "gauge", s.quiet);

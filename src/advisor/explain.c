@@ -50,6 +50,32 @@ static void put_places(const struct kva_volumes *v, const struct kva_block *b,
     kv_json_member_str(w, "wanted_in", v->config.members[b->want].name);
 }
 
+/* Name the packs that have the blob. */
+static void put_packs(struct kva_volumes *v, const struct kva_block *b, struct kv_json_writer *w)
+{
+    kv_json_key(w, "packs");
+    kv_json_begin_array(w);
+    for (size_t m = 0; m < v->config.n_members; m++) {
+        struct trd_packs *packs = trd_catalog_hold(&v->packs[m]);
+        struct trd_packed place;
+        size_t at = 0;
+
+        while (packs && trd_packs_next(packs, b->key, KVA_KEY, &at, &place)) {
+            char name[TRD_PACK_NAME];
+
+            trd_pack_write_name(&place.pack->name, name);
+            kv_json_begin_object(w);
+            kv_json_member_str(w, "member", v->config.members[m].name);
+            kv_json_member_str(w, "pack", name);
+            kv_json_member_u64(w, "entry", place.entry);
+            kv_json_end_object(w);
+        }
+        trd_packs_release(packs);
+    }
+    kv_json_end_array(w);
+    kv_json_member_bool(w, "packed_alone", (b->flags & KVA_PACKED) != 0);
+}
+
 static void put_chain(const struct kva_index *index, const struct kva_block *b,
                       struct kv_json_writer *w)
 {
@@ -113,9 +139,8 @@ static const char *step_of(const struct kva_block *b)
     return "none: it is where it is wanted";
 }
 
-bool kva_explain(const struct kva_volumes *volumes, const struct kva_index *index,
-                 const char *policy, const uint8_t key[KVA_KEY], uint32_t now_s,
-                 struct kv_json_writer *w)
+bool kva_explain(struct kva_volumes *volumes, const struct kva_index *index, const char *policy,
+                 const uint8_t key[KVA_KEY], uint32_t now_s, struct kv_json_writer *w)
 {
     const struct kva_block *b = kva_index_find(index, key);
     struct kva_index_stats stats;
@@ -128,6 +153,7 @@ bool kva_explain(const struct kva_volumes *volumes, const struct kva_index *inde
     put_key(w, b->key);
     kv_json_member_u64(w, "bytes", (uint64_t)b->units * KVA_UNIT);
     put_places(volumes, b, w);
+    put_packs(volumes, b, w);
     kv_json_member_str(w, "step", step_of(b));
     put_why(volumes, &stats, policy, b, w);
     kv_json_member_u64(w, "uses", b->count);

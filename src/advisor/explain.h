@@ -12,8 +12,7 @@ bool kva_parse_key(struct kv_str text, uint8_t ret[KVA_KEY]);
  * Write a blob as an object; @w is at its place. The caller holds the world's lock. Returns false when the
  * index doesn't track it: nothing is written.
  */
-bool kva_explain(const struct kva_volumes *volumes, const struct kva_index *index,
-                 const char *policy, const uint8_t key[KVA_KEY], uint32_t now_s,
-                 struct kv_json_writer *w);
+bool kva_explain(struct kva_volumes *volumes, const struct kva_index *index, const char *policy,
+                 const uint8_t key[KVA_KEY], uint32_t now_s, struct kv_json_writer *w);
 
 #endif

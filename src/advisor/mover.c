@@ -33,6 +33,7 @@ struct pair {
 
 struct kva_mover {
     struct kva_mover_opts opts;
+    struct kva_packer *packer;
     pthread_t thread;
     bool has_thread;
     pthread_mutex_t lock; /* guards stop and stats */
@@ -222,8 +223,8 @@ static void note_removed(struct kva_mover *mover, const uint8_t *key, unsigned f
 {
     uint8_t state = KVS_THERE;
 
-    if (rc == 0 && kvs_look(mover->opts.volumes->stores[from], key, KVA_KEY, 1, &state) < 0)
-        state = KVS_THERE;
+    if (rc == 0)
+        state = kva_volumes_look(mover->opts.volumes, from, key);
     pthread_mutex_lock(&mover->opts.world->lock);
     if (rc == 1 || state == KVS_MISSING)
         kva_index_gone(mover->opts.world->index, from, key);
@@ -272,14 +273,14 @@ static bool may_remove(void *arg)
 /* Remove @n blobs that have lingered. False: another advisor may move blobs now. */
 static bool remove_run(struct kva_mover *mover, unsigned from, unsigned to, size_t n)
 {
-    const struct kva_volumes *v = mover->opts.volumes;
+    struct kva_volumes *v = mover->opts.volumes;
     struct kva_leader *leader = mover->opts.leader;
     int rc = kva_leader_begin(leader, mover->keys, n);
 
     if (rc < 0)
         return false; /* a later pass finds them again */
-    rc = trd_move_remove(v->stores[from], v->stores[to], mover->keys, KVA_KEY, n, mover->each,
-                         may_remove, leader);
+    rc = trd_move_remove(kva_volumes_place(v, from), kva_volumes_place(v, to), mover->keys, KVA_KEY,
+                         n, mover->each, may_remove, leader);
     kva_leader_end(leader);
     note_pair(mover, from, to, rc);
     for (size_t i = 0; rc >= 0 && i < n; i++)
@@ -352,7 +353,7 @@ static bool is_full(int rc)
 static bool copy_run(struct kva_mover *mover, const struct kva_move *const *run, size_t n,
                      uint64_t bytes)
 {
-    const struct kva_volumes *v = mover->opts.volumes;
+    struct kva_volumes *v = mover->opts.volumes;
     unsigned from = run[0]->from, to = run[0]->to;
     int rc, full = 0;
 
@@ -360,7 +361,8 @@ static bool copy_run(struct kva_mover *mover, const struct kva_move *const *run,
         return false;
     for (size_t i = 0; i < n; i++)
         memcpy(&mover->keys[i * KVA_KEY], run[i]->key, KVA_KEY);
-    rc = trd_move_copy(v->stores[from], v->stores[to], mover->keys, KVA_KEY, n, mover->each);
+    rc = trd_move_copy(kva_volumes_place(v, from), kva_volumes_place(v, to), mover->keys, KVA_KEY,
+                       n, mover->each);
     for (size_t i = 0; rc >= 0 && i < n; i++) {
         note_copied(mover, run[i], mover->each[i]);
         full = is_full(mover->each[i]) ? mover->each[i] : full;
@@ -405,15 +407,12 @@ static bool copy(struct kva_mover *mover, size_t n)
 
 static void look(struct kva_mover *mover, const struct kva_move *step)
 {
-    const struct kva_volumes *v = mover->opts.volumes;
+    struct kva_volumes *v = mover->opts.volumes;
     struct kva_index *index = mover->opts.world->index;
     bool found = false;
 
     for (unsigned m = 0; m < v->config.n_members; m++) {
-        uint8_t state = KVS_MISSING;
-
-        if (!v->stores[m] || kvs_look(v->stores[m], step->key, KVA_KEY, 1, &state) < 0 ||
-            state != KVS_THERE)
+        if (!v->stores[m] || kva_volumes_look(v, m, step->key) != KVS_THERE)
             continue;
         pthread_mutex_lock(&mover->opts.world->lock);
         if (kva_index_find(index, step->key))
@@ -442,17 +441,32 @@ static bool is_left(struct kva_mover *mover, const struct kva_move *step)
     return left;
 }
 
-/* Remove a blob from every member, by the bytes that it has there. */
+/* Delete a blob in one member, by the bytes that it has there. -ENOENT: it has none. */
+static int delete_in(struct kva_volumes *v, unsigned m, const uint8_t *key)
+{
+    void *data = NULL;
+    size_t len = 0;
+    int rc = kvs_get_chunk(v->stores[m], key, KVA_KEY, &data, &len);
+
+    if (rc == 0)
+        rc = kvs_delete_chunk_if(v->stores[m], key, KVA_KEY, data, len) == 1 ? -ENOENT : -EIO;
+    free(data);
+    if (rc == -ENOENT) {
+        rc = trd_catalog_delete(&v->packs[m], v->stores[m], key, KVA_KEY, NULL, 0);
+        rc = rc < 0 ? rc : -ENOENT;
+    }
+    return rc;
+}
+
+/* Remove a blob from every member. */
 static void delete (struct kva_mover *mover, const struct kva_move *step)
 {
-    const struct kva_volumes *v = mover->opts.volumes;
+    struct kva_volumes *v = mover->opts.volumes;
     bool all = true;
 
     if (!is_left(mover, step) || kva_leader_begin(mover->opts.leader, step->key, 1) < 0)
         return;
     for (unsigned m = 0; m < v->config.n_members; m++) {
-        void *data = NULL;
-        size_t len = 0;
         int rc;
 
         if (!v->stores[m] || v->config.members[m].read_only)
@@ -461,11 +475,7 @@ static void delete (struct kva_mover *mover, const struct kva_move *step)
             all = false;
             continue;
         }
-        rc = kvs_get_chunk(v->stores[m], step->key, KVA_KEY, &data, &len);
-        if (rc == 0)
-            rc = kvs_delete_chunk_if(v->stores[m], step->key, KVA_KEY, data, len) == 1 ? -ENOENT
-                                                                                       : -EIO;
-        free(data);
+        rc = delete_in(v, m, step->key);
         all &= rc == -ENOENT;
         if (rc != -ENOENT)
             continue;
@@ -524,6 +534,7 @@ static uint64_t next_turn(const struct kva_mover *mover)
 static void turn(struct kva_mover *mover)
 {
     uint64_t begin_ns = kv_now_ns();
+    bool packed = false;
     size_t n;
 
     pthread_mutex_lock(&mover->opts.world->lock);
@@ -533,10 +544,13 @@ static void turn(struct kva_mover *mover)
     mover->looked_ns += kv_now_ns() - begin_ns;
     if (!remove_due(mover) || !others(mover, n) || !copy(mover, n) || mover->at)
         return;
+    if (!mover->any && !mover->n_waiting)
+        packed = kva_packer_turn(mover->packer);
     pthread_mutex_lock(&mover->lock);
-    mover->stats.passes += !mover->any && !mover->n_waiting;
+    mover->stats.passes +=
+        !mover->any && !mover->n_waiting && !packed && kva_packer_is_idle(mover->packer);
     pthread_mutex_unlock(&mover->lock);
-    if (!mover->any)
+    if (!mover->any && !packed)
         (void)rest_until(mover, next_turn(mover));
     mover->any = false;
     mover->looked_ns = 0;
@@ -565,12 +579,14 @@ static bool leads(struct kva_mover *mover)
     if (!may) {
         if (mover->n_waiting)
             drop_waiting(mover);
+        kva_packer_reset(mover->packer);
         kva_volumes_unlock(v);
         return false;
     }
     if (fresh) {
         mover->scans = atomic_load(&v->scans) + 1; /* one may be under way */
         mover->at = 0;
+        kva_packer_reset(mover->packer);
     }
     kva_volumes_lock(v);
     may = atomic_load(&v->scans) > mover->scans;
@@ -593,6 +609,43 @@ static void *run(void *arg)
     return NULL;
 }
 
+/* -- the packer's calls ------------------------------------------------------------------------ */
+
+static bool packer_pay(void *arg, uint64_t n, uint64_t bytes)
+{
+    return pay(arg, n, bytes);
+}
+
+static bool packer_wait(void *arg, uint64_t until_ns)
+{
+    return rest_until(arg, until_ns);
+}
+
+static bool packer_rests(void *arg, const uint8_t *key)
+{
+    return rests(arg, key, kv_now_ns());
+}
+
+static void packer_rest(void *arg, const uint8_t *key)
+{
+    rest_blob(arg, key, REST_NS);
+}
+
+static int make_packer(struct kva_mover *mover)
+{
+    const struct kva_packer_opts opts = {.volumes = mover->opts.volumes,
+                                         .world = mover->opts.world,
+                                         .leader = mover->opts.leader,
+                                         .packing = mover->opts.packing,
+                                         .pay = packer_pay,
+                                         .wait = packer_wait,
+                                         .rests = packer_rests,
+                                         .rest = packer_rest,
+                                         .arg = mover};
+
+    return kva_packer_create(&opts, &mover->packer);
+}
+
 int kva_mover_create(const struct kva_mover_opts *opts, struct kva_mover **ret)
 {
     struct kva_mover *mover = calloc(1, sizeof(*mover));
@@ -606,7 +659,8 @@ int kva_mover_create(const struct kva_mover_opts *opts, struct kva_mover **ret)
     pthread_mutex_init(&mover->lock, NULL);
     kv_cond_init(&mover->woken);
     mover->waiting = calloc(WAITING, sizeof(*mover->waiting));
-    rc = mover->waiting ? kv_thread_start(&mover->thread, "kva-mover", run, mover) : -ENOMEM;
+    rc = mover->waiting ? make_packer(mover) : -ENOMEM;
+    rc = rc < 0 ? rc : kv_thread_start(&mover->thread, "kva-mover", run, mover);
     mover->has_thread = rc == 0;
     if (rc < 0) {
         kva_mover_destroy(mover);
@@ -627,6 +681,7 @@ void kva_mover_destroy(struct kva_mover *mover)
     if (mover->has_thread)
         pthread_join(mover->thread, NULL);
     kva_leader_end(mover->opts.leader);
+    kva_packer_destroy(mover->packer);
     pthread_cond_destroy(&mover->woken);
     pthread_mutex_destroy(&mover->lock);
     free(mover->waiting);
@@ -637,5 +692,6 @@ void kva_mover_get_stats(struct kva_mover *mover, struct kva_mover_stats *ret)
 {
     pthread_mutex_lock(&mover->lock);
     *ret = mover->stats;
+    kva_packer_get_stats(mover->packer, &ret->packer);
     pthread_mutex_unlock(&mover->lock);
 }

@@ -7,6 +7,8 @@
  *     KVA_REMOVE  wait for the store's linger, then remove the copy from where it isn't wanted
  *     KVA_DELETE  remove a blob from all members: every publisher that told of it has removed it
  *
+ * When none is left it packs cold blobs (packer.h).
+ *
  * No journal: a step leaves a blob in one member or in both. After a kill the scan finds it, and the
  * steps begin anew. What a member doesn't take, or doesn't answer, is tried again later: a pair of
  * members rests for 1 s, doubling to 60 s, a blob for 60 s.
@@ -16,7 +18,7 @@
 #ifndef KV_ADVISOR_MOVER_H
 #define KV_ADVISOR_MOVER_H
 
-#include "advisor/leader.h"
+#include "advisor/packer.h"
 #include "advisor/volumes.h"
 
 struct kva_mover;
@@ -36,6 +38,7 @@ struct kva_mover_opts {
     void (*scan)(void *arg);   /* with a leader: list the members now */
     void *scan_arg;
     struct kva_limits limits;
+    struct kva_packing packing;
     uint64_t interval_ms; /* between two passes that find nothing, at least; 0: 200 */
 };
 
@@ -51,6 +54,7 @@ struct kva_mover_stats {
     uint64_t lingering;            /* blobs that wait for their removal now */
     uint64_t passes;               /* whole passes over the index that found nothing to do */
     bool quiet;                    /* quiet hours now */
+    struct kva_packer_stats packer;
 };
 void kva_mover_get_stats(struct kva_mover *mover, struct kva_mover_stats *ret);
 

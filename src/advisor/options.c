@@ -62,6 +62,19 @@ static const struct kv_arg arguments[] = {
      .help = "Delete a blob that every publisher that told of it has removed for so long (default: "
              "never; kvasir store gc deletes what nobody uses).",
      .min = 1000, .max = UINT64_C(315360000000)},
+    {.name = "Packs", .type = KV_ARG_GROUP},
+    {ROW("pack-after", KV_ARG_TIME, pack_after_ms), .value = "TIME",
+     .help = "Pack blobs of the last member that weren't used for so long, those of a prompt side "
+             "by side, and look after old packs (default: never).",
+     .min = 1000, .max = UINT64_C(315360000000)},
+    {ROW("pack-least", KV_ARG_SIZE, pack_least), .value = "SIZE",
+     .help = "Bytes of a pack, at least; fewer stay single (default 8MiB).", .min = 1,
+     .max = UINT64_C(32) << 20},
+    {ROW("pack-most", KV_ARG_SIZE, pack_most), .value = "SIZE",
+     .help = "Bytes of a pack, at most (default 64MiB).", .min = 4096, .max = UINT64_C(64) << 20},
+    {ROW("pack-grace", KV_ARG_TIME, pack_grace_ms), .value = "TIME",
+     .help = "Remove a half-written pack when nobody has finished it for so long (default 1h).",
+     .min = 1000, .max = 2592000000},
     KH_ARG_MAX_CONNECTIONS(struct kva_options),
     KH_ARG_IDLE_TIMEOUT(struct kva_options),
     {.name = "Events", .type = KV_ARG_GROUP},
@@ -124,6 +137,14 @@ static const struct kv_args_program program = {
     .args = arguments,
     .n_args = KV_COUNT(arguments),
 };
+
+struct kva_packing kva_options_packing(const struct kva_options *o)
+{
+    return (struct kva_packing){.idle_s = (uint32_t)(o->pack_after_ms / 1000),
+                                .min_bytes = o->pack_least,
+                                .max_bytes = o->pack_most,
+                                .grace_ms = o->pack_grace_ms};
+}
 
 /* Read "HH:MM" at *@at as a minute of the day, and go behind it. Returns false: it is none. */
 static bool take_minute(const char **at, uint32_t *ret)

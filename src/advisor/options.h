@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "advisor/packer.h"
 #include "base/core/error.h"
 #include "plane/nats_args.h"
 
@@ -17,7 +18,8 @@ struct kva_options {
     uint64_t lock_ttl_ms, samples, prefill, gpu_hour_nano, block_tokens;
     const char *policy;
     uint64_t share, bytes_per_s, requests_per_s, reclaim_ms, scan_ms, max_blobs, half_life_ms;
-    const char *quiet_hours; /* NULL: none */
+    uint64_t pack_after_ms, pack_least, pack_most, pack_grace_ms; /* pack_after_ms 0: no packs */
+    const char *quiet_hours;                                      /* NULL: none */
     uint32_t quiet_from, quiet_to;
     const char *nats, *nats_cluster; /* NULL: none */
     uint64_t nats_silence_ms;
@@ -31,6 +33,9 @@ struct kva_options {
 
 /** Read all options. Returns as kv_args_parse does. */
 int kva_options_parse(int argc, char **argv, struct kva_options *ret, struct kv_error *error);
+
+/** Return what is packed, and when. */
+struct kva_packing kva_options_packing(const struct kva_options *options);
 
 /** Read "22:00-06:30" as minutes of the day. Returns 0; -EINVAL. */
 int kva_parse_hours(const char *text, uint32_t *ret_from, uint32_t *ret_to);

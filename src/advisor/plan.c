@@ -39,8 +39,36 @@ static void add(const struct kva_volumes *v, struct kva_plan *plan, const struct
     }
 }
 
-void kva_plan_make(const struct kva_volumes *volumes, struct kva_world *world, uint32_t left_s,
-                   struct kva_plan *ret)
+/* Add up what packing would do, where it is switched on. */
+static void add_packs(struct kva_volumes *volumes, struct kva_world *world,
+                      const struct kva_packing *packing, struct kva_plan *plan)
+{
+    struct kva_cold_opts opts = kva_cold_opts(packing, (uint32_t)(kv_wall_ns() / KV_NS_PER_S));
+    struct kva_cold cold[STEPS];
+    uint32_t at = 0;
+
+    for (size_t m = 0; m < volumes->config.n_members; m++) {
+        struct trd_packs *packs = trd_catalog_hold(&volumes->packs[m]);
+
+        trd_weigh_packs(packs, &plan->packs[m]);
+        trd_packs_release(packs);
+    }
+    if (!packing->idle_s)
+        return;
+    do {
+        size_t n;
+
+        pthread_mutex_lock(&world->lock);
+        n = kva_index_cold(world->index, &at, &opts, cold, STEPS);
+        pthread_mutex_unlock(&world->lock);
+        plan->packed += n;
+        for (size_t i = 0; i < n; i++)
+            plan->packed_bytes += cold[i].bytes;
+    } while (at);
+}
+
+void kva_plan_make(struct kva_volumes *volumes, struct kva_world *world, uint32_t left_s,
+                   const struct kva_packing *packing, struct kva_plan *ret)
 {
     struct kva_move steps[STEPS];
     uint32_t at = 0;
@@ -56,6 +84,7 @@ void kva_plan_make(const struct kva_volumes *volumes, struct kva_world *world, u
         for (size_t i = 0; i < n; i++)
             add(volumes, ret, &steps[i]);
     } while (at);
+    add_packs(volumes, world, packing, ret);
 }
 
 /* -- JSON -------------------------------------------------------------------------------------- */
@@ -70,7 +99,7 @@ static void put_limit(struct kv_json_writer *w, const char *key, uint64_t bytes)
 }
 
 static void put_members(const struct kva_volumes *v, const struct kva_index_stats *stats,
-                        struct kv_json_writer *w)
+                        const struct kva_plan *plan, struct kv_json_writer *w)
 {
     kv_json_key(w, "members");
     kv_json_begin_array(w);
@@ -86,6 +115,9 @@ static void put_members(const struct kva_volumes *v, const struct kva_index_stat
         put_limit(w, "limit_bytes", stats->members[m].limit);
         kv_json_member_u64(w, "other_bytes", stats->members[m].reserved);
         kv_json_member_u64(w, "uses", stats->members[m].hits);
+        kv_json_member_u64(w, "packs", plan->packs[m].packs);
+        kv_json_member_u64(w, "packed_blobs", plan->packs[m].blobs);
+        kv_json_member_u64(w, "packs_to_rewrite", plan->packs[m].poor);
         kv_json_end_object(w);
     }
     kv_json_end_array(w);
@@ -125,10 +157,12 @@ static void put_copies(const struct kva_volumes *v, const struct kva_plan *plan,
 void kva_plan_json(const struct kva_volumes *volumes, const struct kva_index_stats *stats,
                    const struct kva_plan *plan, struct kv_json_writer *w)
 {
-    put_members(volumes, stats, w);
+    put_members(volumes, stats, plan, w);
     put_copies(volumes, plan, w);
     kv_json_member_u64(w, "deletions", plan->deleted);
     kv_json_member_u64(w, "deleted_bytes", plan->deleted_bytes);
+    kv_json_member_u64(w, "blobs_to_pack", plan->packed);
+    kv_json_member_u64(w, "bytes_to_pack", plan->packed_bytes);
     kv_json_member_u64(w, "told_and_not_found", plan->unfound);
     kv_json_member_double(w, "request_cost", plan->request_cost);
     kv_json_member_double(w, "month_cost", plan->month_cost);
@@ -205,6 +239,18 @@ void kva_plan_text(const struct kva_volumes *volumes, const struct kva_index_sta
         kv_buf_printf(out, "delete  %12" PRIu64 " blobs, %s\n", plan->deleted,
                       size_of(plan->deleted_bytes).s);
     }
+    if (plan->packed) {
+        steps++;
+        kv_buf_printf(out, "pack    %12" PRIu64 " blobs, %s, in %s\n", plan->packed,
+                      size_of(plan->packed_bytes).s, members[kva_pack_member(volumes)].name);
+    }
+    for (size_t m = 0; m < n; m++)
+        if (plan->packs[m].packs)
+            kv_buf_printf(out,
+                          "%s has %" PRIu64 " blobs, %s, in %" PRIu64 " packs; %" PRIu64
+                          " packs are to be rewritten\n",
+                          members[m].name, plan->packs[m].blobs, size_of(plan->packs[m].bytes).s,
+                          plan->packs[m].packs, plan->packs[m].poor);
     if (!steps)
         kv_buf_puts(out, "Nothing to move.\n");
     if (plan->unfound)

@@ -71,19 +71,22 @@ static void save_state(struct kva_service *service)
 
 static void log_plan(struct kva_service *service)
 {
+    const struct kva_packing packing = kva_options_packing(service->options);
     uint64_t copies = 0, bytes = 0;
     struct kva_plan plan;
 
     kva_plan_make(&service->volumes, &service->world,
-                  (uint32_t)(service->options->reclaim_ms / 1000), &plan);
+                  (uint32_t)(service->options->reclaim_ms / 1000), &packing, &plan);
     for (size_t from = 0; from < KVA_MEMBERS; from++)
         for (size_t to = 0; to < KVA_MEMBERS; to++) {
             copies += plan.copy[from][to].blobs;
             bytes += plan.copy[from][to].bytes;
         }
     kv_log_info("advisor", "members listed",
-                "to_move=%" PRIu64 " bytes=%" PRIu64 " dry_run=%d unlisted=%" PRIu64, copies, bytes,
-                service->options->dry_run, atomic_load(&service->volumes.unlisted));
+                "to_move=%" PRIu64 " bytes=%" PRIu64 " to_pack=%" PRIu64
+                " dry_run=%d unlisted=%" PRIu64,
+                copies, bytes, plan.packed, service->options->dry_run,
+                atomic_load(&service->volumes.unlisted));
 }
 
 /* Save the state. Returns when to save it next: saving takes at most a twentieth of the time. */
@@ -247,6 +250,7 @@ static int start_threads(struct kva_service *service, struct kv_error *error)
                                         .leader = service->leader,
                                         .scan = scan_now,
                                         .scan_arg = service,
+                                        .packing = kva_options_packing(o),
                                         .limits = {.bytes_per_s = o->bytes_per_s,
                                                    .requests_per_s = o->requests_per_s,
                                                    .quiet_from = o->quiet_from,

@@ -13,7 +13,7 @@
 #include "base/core/log.h"
 #include "base/core/xxh.h"
 #include "store/backend/store.h"
-#include "tiered/move.h"
+#include "tiered/pack_sweep.h"
 
 enum { BATCH = 256, PATH_LEN = 4096 };
 #define UNTOLD_BYTES 65536 /* of a blob whose size neither its listing nor an event tells */
@@ -202,8 +202,10 @@ int kva_volumes_open(const struct kva_volumes_opts *opts, struct kva_volumes *re
     int rc;
 
     memset(ret, 0, sizeof(*ret));
-    for (size_t i = 0; i < KVA_MEMBERS; i++)
+    for (size_t i = 0; i < KVA_MEMBERS; i++) {
         ret->locks[i] = -1;
+        trd_catalog_init(&ret->packs[i]);
+    }
     ret->opts = *opts;
     rc = trd_config_read(opts->path, &ret->config, error);
     for (size_t i = 0; i < ret->config.n_members && rc == 0; i++) {
@@ -226,6 +228,8 @@ void kva_volumes_close(struct kva_volumes *volumes)
         volumes->bounds[i] = NULL;
         unlock_member(volumes, i);
     }
+    for (size_t i = 0; i < KVA_MEMBERS; i++)
+        trd_catalog_fini(&volumes->packs[i]);
     trd_config_fini(&volumes->config);
     volumes->config.n_members = 0;
 }
@@ -255,12 +259,36 @@ void kva_volumes_index_opts(const struct kva_volumes *volumes, unsigned share,
     }
 }
 
+/* -- blobs in packs ---------------------------------------------------------------------------- */
+
+struct trd_place kva_volumes_place(struct kva_volumes *volumes, unsigned member)
+{
+    return (struct trd_place){.store = volumes->stores[member], .packs = &volumes->packs[member]};
+}
+
+uint8_t kva_volumes_look(struct kva_volumes *volumes, unsigned member, const uint8_t *key)
+{
+    struct trd_place place = kva_volumes_place(volumes, member);
+    uint8_t single = KVS_MISSING, packed = KVS_MISSING;
+    uint64_t linger_ns = volumes->config.linger_ms * KV_NS_PER_MS;
+
+    if (kvs_look(place.store, key, KVA_KEY, 1, &single) < 0)
+        return KVS_UNKNOWN;
+    if (single == KVS_MISSING &&
+        trd_catalog_look(place.packs, place.store, linger_ns, key, KVA_KEY, 1, &packed) < 0)
+        return KVS_UNKNOWN;
+    if (single == KVS_MISSING && packed == KVS_MISSING && trd_is_unsure(place.packs))
+        return KVS_UNKNOWN;
+    return single != KVS_MISSING ? single : packed;
+}
+
 /* -- scans ------------------------------------------------------------------------------------- */
 
 struct listed {
     uint8_t key[KVA_KEY];
     uint64_t bytes;
     uint32_t used_s;
+    bool packed;
 };
 
 struct scan {
@@ -270,6 +298,8 @@ struct scan {
     struct listed batch[BATCH];
     size_t n;
     uint64_t foreign, foreign_bytes;
+    uint64_t packed_bytes;   /* of blobs in packs that the index tracks: part of foreign_bytes */
+    struct kv_buf pack_keys; /* of packs' chunks, listed before the member's manifests */
 };
 
 static void flush(struct scan *scan)
@@ -282,8 +312,11 @@ static void flush(struct scan *scan)
         bool guess = l->bytes == UINT64_MAX && !kva_index_find(index, l->key);
 
         /* a refusal is in the index's statistics */
-        (void)kva_index_found(index, scan->member, l->key, guess ? UNTOLD_BYTES : l->bytes,
-                              l->used_s);
+        if (l->packed)
+            (void)kva_index_found_packed(index, scan->member, l->key, l->bytes);
+        else
+            (void)kva_index_found(index, scan->member, l->key, guess ? UNTOLD_BYTES : l->bytes,
+                                  l->used_s);
     }
     pthread_mutex_unlock(&scan->world->lock);
     scan->n = 0;
@@ -295,16 +328,87 @@ static int take_chunk(void *arg, const kv_store_entry *entry)
     struct listed *to = &scan->batch[scan->n];
 
     if (entry->hash_len != KVA_KEY) {
-        scan->foreign++;
+        bool pack = trd_is_pack_key(entry->hash, entry->hash_len);
+
+        scan->foreign += !pack;
+        if (pack)
+            kv_buf_append(&scan->pack_keys, entry->hash, entry->hash_len);
         scan->foreign_bytes += entry->len == UINT64_MAX ? UNTOLD_BYTES : entry->len;
     } else {
         memcpy(to->key, entry->hash, KVA_KEY);
         to->bytes = entry->len;
         to->used_s = (uint32_t)KV_MIN(entry->used_s, (uint64_t)UINT32_MAX);
+        to->packed = false;
         if (++scan->n == BATCH)
             flush(scan);
     }
     return atomic_load_explicit(scan->stop, memory_order_relaxed) ? -ECANCELED : 0;
+}
+
+/* Take the blobs of a pack. */
+static void take_pack(struct scan *scan, const struct trd_pack *pack)
+{
+    for (uint32_t i = 0; i < pack->index.n; i++) {
+        size_t len;
+        const uint8_t *key = trd_pack_entry_key(&pack->index, i, &len);
+
+        if (len != KVA_KEY || atomic_load_explicit(&pack->gone[i], memory_order_relaxed))
+            continue;
+        scan->batch[scan->n] = (struct listed){.bytes = pack->index.entries[i].len, .packed = true};
+        memcpy(scan->batch[scan->n].key, key, KVA_KEY);
+        scan->packed_bytes += pack->index.entries[i].len;
+        if (++scan->n == BATCH)
+            flush(scan);
+    }
+}
+
+/* Note the packs that no manifest names, and since when. */
+static int note_strays(struct kva_volumes *volumes, struct scan *scan)
+{
+    const uint8_t *keys = (const uint8_t *)scan->pack_keys.data;
+    size_t n = scan->pack_keys.len / TRD_PACK_KEY, m = 0;
+    struct kva_stray now[KVA_STRAYS];
+    struct trd_keys published = {0};
+    int rc = n ? trd_published_packs(volumes->stores[scan->member], &published) : 0;
+
+    for (size_t i = 0; i < n && rc == 0 && m < KVA_STRAYS; i++) {
+        if (trd_keys_has(&published, keys + i * TRD_PACK_KEY, TRD_PACK_KEY))
+            continue;
+        memcpy(now[m].key, keys + i * TRD_PACK_KEY, TRD_PACK_KEY);
+        now[m++].since_ns = kv_now_ns();
+    }
+    trd_keys_fini(&published);
+    if (rc < 0)
+        return rc;
+    pthread_mutex_lock(&scan->world->lock);
+    for (size_t i = 0; i < m; i++)
+        for (size_t k = 0; k < volumes->strays[scan->member].n; k++)
+            if (memcmp(volumes->strays[scan->member].of[k].key, now[i].key, TRD_PACK_KEY) == 0)
+                now[i].since_ns = volumes->strays[scan->member].of[k].since_ns;
+    memcpy(volumes->strays[scan->member].of, now, m * sizeof(*now));
+    volumes->strays[scan->member].n = m;
+    pthread_mutex_unlock(&scan->world->lock);
+    return 0;
+}
+
+/* Take all blobs in packs of a member, behind its single ones. */
+static int scan_packs(struct kva_volumes *volumes, struct scan *scan)
+{
+    struct trd_catalog *catalog = &volumes->packs[scan->member];
+    int rc = trd_catalog_read(catalog, volumes->stores[scan->member], 0, NULL);
+    struct trd_packs *packs;
+
+    if (rc < 0)
+        return rc;
+    if (trd_is_unsure(catalog))
+        return -EIO; /* what isn't found may be in the pack that can't be read */
+    packs = trd_catalog_hold(catalog);
+    for (size_t i = 0; packs && i < packs->n; i++)
+        take_pack(scan, packs->of[i]);
+    trd_packs_release(packs);
+    flush(scan);
+    scan->foreign_bytes -= KV_MIN(scan->foreign_bytes, scan->packed_bytes);
+    return note_strays(volumes, scan);
 }
 
 /* List one member. Returns 0 or an error. */
@@ -316,9 +420,13 @@ static int scan_member(struct kva_volumes *volumes, struct scan *scan)
     if (!volumes->stores[m])
         return -EHOSTDOWN;
     scan->n = 0;
-    scan->foreign = scan->foreign_bytes = 0;
+    scan->foreign = scan->foreign_bytes = scan->packed_bytes = 0;
+    scan->pack_keys = (struct kv_buf)KV_BUF_INIT;
     rc = kvs_list_chunks(volumes->stores[m], take_chunk, scan);
     flush(scan);
+    if (rc == 0)
+        rc = scan->pack_keys.error ? -ENOMEM : scan_packs(volumes, scan);
+    kv_buf_fini(&scan->pack_keys);
     if (rc == 0) {
         atomic_store(&volumes->foreign[m], scan->foreign);
         atomic_store(&volumes->listed[m], true);

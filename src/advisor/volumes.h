@@ -22,7 +22,9 @@
 #include "base/core/error.h"
 #include "kv_store.h"
 #include "tiered/bound.h"
+#include "tiered/catalog.h"
 #include "tiered/config.h"
+#include "tiered/move.h"
 
 /** The index and its feed, which all threads share. */
 struct kva_world {
@@ -37,6 +39,13 @@ struct kva_volumes_opts {
     bool look_only;          /* take no locks, and make no folder that is missing */
     bool lock_later;         /* take locks by kva_volumes_lock: another lock comes first */
 };
+
+/** A pack's chunk that no manifest names: it is being written, or its writer has died. */
+struct kva_stray {
+    uint8_t key[TRD_PACK_KEY];
+    uint64_t since_ns; /* kv_now_ns of the first scan that met it */
+};
+enum { KVA_STRAYS = 64 }; /* noted of a member; more are met when these are gone */
 
 /** A member that isn't open. */
 enum kva_absent {
@@ -56,6 +65,11 @@ struct kva_volumes {
     int locks[KVA_MEMBERS];          /* descriptors; -1: none */
     _Atomic uint64_t scans;          /* whole ones so far */
     _Atomic uint64_t unlisted;       /* members that the last scan couldn't list */
+    struct trd_catalog packs[KVA_MEMBERS];
+    struct {
+        struct kva_stray of[KVA_STRAYS];
+        size_t n;
+    } strays[KVA_MEMBERS];           /* guarded by the world's lock */
     atomic_bool listed[KVA_MEMBERS]; /* once at least: what it has is known */
     _Atomic uint64_t
         foreign[KVA_MEMBERS]; /* blobs with keys of other lengths, as of the last scan */
@@ -82,6 +96,11 @@ int kva_volumes_join(struct kva_volumes *volumes, size_t *ret_missing);
  */
 void kva_volumes_lock(struct kva_volumes *volumes);
 void kva_volumes_unlock(struct kva_volumes *volumes);
+
+/** Return a member as trd_move_copy takes it. It is open. */
+struct trd_place kva_volumes_place(struct kva_volumes *volumes, unsigned member);
+/** Ask an open member for a blob, by itself or in a pack. Returns KVS_THERE, KVS_MISSING or KVS_UNKNOWN. */
+uint8_t kva_volumes_look(struct kva_volumes *volumes, unsigned member, const uint8_t *key);
 
 /** Return a number of the members: of their URIs. */
 uint64_t kva_volumes_id(const struct kva_volumes *volumes);

@@ -45,7 +45,15 @@ class Volumes:
         client("put", self.path / member, BYTES, first, n)
 
     def where(self, first, n):
-        """For each blob the members that have it, as "10"."""
+        """For each blob the members that have it, by itself or in a pack, as "10"."""
+        with tempfile.TemporaryDirectory(prefix="kv-members-") as folder:
+            files = [pathlib.Path(folder) / name for name in self.names]
+            for file in files:
+                file.write_text(f"[{file.name}]\nuri = {self.path / file.name}\n")
+            return client("where", BYTES, first, n, *(f"tiered:{file}" for file in files))
+
+    def singles(self, first, n):
+        """As where, of single blobs alone."""
         return client("where", BYTES, first, n, *(self.path / name for name in self.names))
 
     def __enter__(self):
@@ -128,6 +136,12 @@ class Manager(BlockManager):
             Manager.fingerprint = client("fingerprint")[0]
         text = super()._message(kind, sequence, records, more)
         return text.replace(b'"fingerprint": "' + b"00" * 16, b'"fingerprint": "' + self.fingerprint.encode())
+
+    def _record(self, event, key, *args, **more):
+        """Of chains of 16 blocks, by their numbers."""
+        record = super()._record(event, key, *args, **more)
+        record["prefix_hash"] = f"{key // 16 + 1:016x}"
+        return record
 
     def stored(self, numbers):
         """The blocks are in the object tier."""

@@ -195,6 +195,36 @@ def test_dry_run():
         equal(volumes.where(0, 30).count("10"), 20)
 
 
+def test_packs():
+    """Cold blobs go into packs, those of a chain side by side, and come out again when they are used; a dry run tells it."""
+    args = ("--pack-after", "1s", "--pack-least", "16KiB", "--pack-most", "128KiB", "--policy", "lru")
+    with Volumes(room=20) as volumes, NatsServer() as server, Manager(server) as manager:
+        volumes.put("cold", 0, N)
+        manager.stored(range(N))
+        with Advisor(volumes, "--nats", server.url, "--dry-run", *args) as advisor:
+            wait_until(lambda: manager.alive() or advisor.metric("kv_advisor_whole_publishers") == 1, 30, "a whole view")
+            wait_until(lambda: advisor.get("/plan").json()["blobs_to_pack"] == N, 30, "cold blobs")
+            equal(advisor.get("/plan").json()["bytes_to_pack"], N * BLOB)
+            equal(volumes.singles(0, N), ["01"] * N, "a dry run packs nothing")
+        with Advisor(volumes, "--nats", server.url, *args) as advisor:
+            settle(manager, advisor)
+            packed = lambda: advisor.get("/plan").json()["members"][1]["packed_blobs"]
+            wait_until(lambda: advisor.scan() or packed() == N, 60, "packs")
+            advisor.wait_idle()
+            equal(volumes.where(0, N), ["01"] * N, "places")
+            equal(volumes.singles(0, N), ["00"] * N, "single blobs")
+            places = [advisor.explain(KEYS[number]) for number in range(16)]
+            equal([one["packed_alone"] for one in places], [True] * 16, places)
+            at = sorted((pack["member"], pack["pack"], pack["entry"]) for one in places for pack in one["packs"])
+            equal([place[2] - at[0][2] for place in at], list(range(16)), "a chain's blobs, side by side")
+            manager.used(range(20))
+            wait_until(lambda: advisor.metric("kv_advisor_onboarded_total") == 20, 30, "uses")
+            settle(manager, advisor)
+            equal(volumes.where(0, N), ["10"] * 20 + ["01"] * (N - 20), "after uses")
+            equal(advisor.explain(KEYS[3])["packs"], [], "out of its pack")
+            equal(advisor.metric("kv_advisor_packing_failed_total"), 0)
+
+
 def plan(*args, status=0):
     done = subprocess.run([str(BUILD / "bin" / "kvasir"), "advisor", "plan", *map(str, args)], capture_output=True, text=True, timeout=patience(60),
                           env=environment(), check=False)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kv-advisor, killed at random moments while it moves blobs, beside a reader of the tiered store: nothing is lost, nothing has a wrong
-byte, no read misses; then every blob lies in one member, the one that the policy says.
+"""kv-advisor, killed at random moments while it moves and packs blobs, beside a reader of the tiered store: nothing is lost, nothing has a
+wrong byte, no read misses; then every blob lies in one member, the one that the policy says, by itself or in a pack.
 
 KV_ADVISOR_KILLS: how often it is killed (10)."""
 import os
@@ -60,10 +60,11 @@ def test_kills():
     print(f"    KV_TEST_SEED={SEED}", flush=True)
     choose = random.Random(SEED)
     with Volumes(room=ROOM, linger="100ms") as volumes, NatsServer() as server, Manager(server) as manager:
-        args = ("--nats", server.url, "--state", volumes.path / "state")
+        args = ("--nats", server.url, "--state", volumes.path / "state", "--pack-after", "1s", "--pack-least", "16KiB", "--pack-most", "64KiB",
+                "--pack-grace", "1s")
         volumes.put("cold", 0, N)
         manager.stored(range(N))
-        copied = 0
+        copied = packed = 0
         with Reader(volumes.uri):
             for _ in range(KILLS):
                 with Advisor(volumes, *args) as advisor:
@@ -74,6 +75,10 @@ def test_kills():
                         use_some(manager, choose)
                     time.sleep(choose.random() * 0.3)
                     copied += sum(advisor.metric(f'kv_advisor_copied_blobs_total{{member="{name}"}}') for name in volumes.names)
+                    packed += advisor.metric("kv_advisor_packed_blobs_total")
+                    if choose.randrange(2):
+                        http_request(advisor.url, "POST", "/scan", b"")  # and look after old packs
+                        time.sleep(choose.random() * 0.3)
                     advisor.kill()
                 check_all_there(volumes)
             with Advisor(volumes, *args) as advisor:
@@ -85,7 +90,14 @@ def test_kills():
                 wanted = [advisor.explain(key)["wanted_in"] for key in client("keys", BYTES, 0, N)]
                 equal(volumes.where(0, N), [{"fast": "10", "cold": "01"}[name] for name in wanted], "places at the end")
                 equal(wanted.count("fast"), ROOM, "blobs in the fast member")
-        check(copied > 0, "no kill met a copy")
+                wait_until(lambda: advisor.scan() or advisor.get("/plan").json()["members"][1]["packed_blobs"] > 100, 60, "packs")
+                advisor.wait_idle()
+                for number, (key, single) in enumerate(zip(client("keys", BYTES, 0, N), volumes.singles(0, N))):
+                    said = advisor.explain(key)
+                    check(single == "00" or not said["packs"], f"blob {number} is doubled: {single} {said}")
+                check_all_there(volumes)
+        print(f"    {packed:.0f} blobs packed before kills", flush=True)
+        check(copied > 0 and packed > 0, "no kill met a copy, or none a pack")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,8 @@ enum kva_flags {
     KVA_VISITED = 2, /* of policies: used since the hand, or the queue, passed it */
     KVA_GHOST = 4,   /* of policies: left the fast member's order, and @stamp is of that */
     KVA_LINGER = 8,  /* waits for its removal from a member */
-    KVA_LEFT = 16    /* removed by the last publisher that told of it, at @used_s or later */
+    KVA_LEFT = 16,   /* removed by the last publisher that told of it, at @used_s or later */
+    KVA_PACKED = 32  /* the last member has it in packs alone, as far as known */
 };
 
 struct kva_block {

@@ -53,6 +53,11 @@ static inline uint32_t kva_units(uint64_t bytes)
 
     return units == 0 ? 1 : units > UINT32_MAX ? UINT32_MAX : (uint32_t)units;
 }
+/** True for the last member that blobs are moved to: the one whose blobs are packed. */
+static inline bool kva_is_sink(const struct kva_index *index, unsigned member)
+{
+    return member == index->places[index->n_places - 1];
+}
 static inline bool kva_is_fixed(const struct kva_index *index, unsigned member)
 {
     return index->opts.fixed >> member & 1;

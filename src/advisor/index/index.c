@@ -83,11 +83,6 @@ void kva_index_destroy(struct kva_index *index)
 
 /* -- places ------------------------------------------------------------------------------------ */
 
-static bool is_sink(const struct kva_index *index, unsigned member)
-{
-    return member == index->places[index->n_places - 1];
-}
-
 /* Return the writable member behind @member. */
 static unsigned slower(const struct kva_index *index, unsigned member)
 {
@@ -101,7 +96,7 @@ void kva_unwant(struct kva_index *index, uint32_t at)
 {
     struct kva_block *b = kva_block_at(index, at);
 
-    if (!is_sink(index, b->want))
+    if (!kva_is_sink(index, b->want))
         kva_list_take(&index->orders[b->want], at);
     index->members[b->want].want--;
     index->members[b->want].want_units -= b->units;
@@ -114,7 +109,7 @@ static void enter(struct kva_index *index, uint32_t at, unsigned member, enum kv
     b->want = (uint8_t)member;
     index->members[member].want++;
     index->members[member].want_units += b->units;
-    if (!is_sink(index, member))
+    if (!kva_is_sink(index, member))
         index->opts.policy->add(&index->orders[member], at, why);
 }
 
@@ -123,7 +118,7 @@ static void overflow(struct kva_index *index, unsigned member)
 {
     struct kva_order *order = &index->orders[member];
 
-    if (is_sink(index, member))
+    if (kva_is_sink(index, member))
         return;
     while (order->units > order->limit) {
         uint32_t at = index->opts.policy->victim(order);
@@ -157,6 +152,8 @@ void kva_set_have(struct kva_index *index, uint32_t at, unsigned member, bool ha
     } else {
         index->members[member].have--;
         index->members[member].have_units -= b->units;
+        if (kva_is_sink(index, member))
+            b->flags &= (uint8_t)~KVA_PACKED;
     }
 }
 
@@ -170,7 +167,7 @@ static void set_units(struct kva_index *index, uint32_t at, uint32_t units)
     for (unsigned m = 0; m < index->opts.n_members; m++)
         index->members[m].have_units += b->have >> m & 1 ? more : 0;
     index->members[b->want].want_units += more;
-    if (!is_sink(index, b->want)) {
+    if (!kva_is_sink(index, b->want)) {
         order->units += more;
         order->lists[b->list].units += more;
     }
@@ -255,7 +252,7 @@ static void use(struct kva_index *index, uint32_t at, uint32_t now_s)
     if (b->want != first) {
         kva_unwant(index, at);
         enter(index, at, first, KVA_USED);
-    } else if (!is_sink(index, first)) {
+    } else if (!kva_is_sink(index, first)) {
         index->opts.policy->use(&index->orders[first], at);
     }
     b->stamp = index->clock;
@@ -376,11 +373,11 @@ static int add_found(struct kva_index *index, unsigned member, const uint8_t *ke
     return 0;
 }
 
-int kva_index_found(struct kva_index *index, unsigned member, const uint8_t *key, uint64_t bytes,
-                    uint32_t used_s)
+/* Note that a member has a blob, and return the blob's record; KVA_NONE with 0: forgotten meanwhile. */
+static int note_found(struct kva_index *index, unsigned member, const uint8_t *key, uint64_t bytes,
+                      uint32_t *ret)
 {
-    uint32_t at = kva_table_find(index, key);
-    struct kva_block *b;
+    uint32_t at = *ret = kva_table_find(index, key);
     int rc = 0;
 
     if (at == KVA_NONE && bytes == UINT64_MAX)
@@ -391,13 +388,61 @@ int kva_index_found(struct kva_index *index, unsigned member, const uint8_t *key
         set_units(index, at, kva_units(bytes));
     if (rc < 0)
         return rc;
-    b = kva_block_at(index, at);
     kva_set_have(index, at, member, true);
-    b->used_s = KV_MAX(b->used_s, used_s);
     if (index->seen && at < index->n_seen)
         index->seen[at] |= (uint16_t)(1u << member);
+    *ret = at;
+    return 0;
+}
+
+int kva_index_found(struct kva_index *index, unsigned member, const uint8_t *key, uint64_t bytes,
+                    uint32_t used_s)
+{
+    struct kva_block *b;
+    uint32_t at;
+    int rc = note_found(index, member, key, bytes, &at);
+
+    if (rc < 0 || at == KVA_NONE)
+        return rc;
+    b = kva_block_at(index, at);
+    b->used_s = KV_MAX(b->used_s, used_s);
+    if (kva_is_sink(index, member))
+        b->flags &= (uint8_t)~KVA_PACKED;
     overflow(index, b->want);
     return 0;
+}
+
+/* True when the member is known to have the blob by itself, too: by this scan's listing, if one is under way. */
+static bool has_single(const struct kva_index *index, uint32_t at, unsigned member)
+{
+    const struct kva_block *b = kva_block_at(index, at);
+
+    if (index->seen && at < index->n_seen)
+        return index->seen[at] >> member & 1 && !(b->flags & KVA_PACKED);
+    return b->have >> member & 1 && !(b->flags & KVA_PACKED);
+}
+
+int kva_index_found_packed(struct kva_index *index, unsigned member, const uint8_t *key,
+                           uint64_t bytes)
+{
+    uint32_t at = kva_table_find(index, key);
+    bool single = at != KVA_NONE && has_single(index, at, member);
+    int rc = note_found(index, member, key, bytes, &at);
+
+    if (rc < 0 || at == KVA_NONE)
+        return rc;
+    if (kva_is_sink(index, member) && !single)
+        kva_block_at(index, at)->flags |= KVA_PACKED;
+    overflow(index, kva_block_at(index, at)->want);
+    return 0;
+}
+
+void kva_index_packed(struct kva_index *index, unsigned member, const uint8_t *key)
+{
+    uint32_t at = kva_table_find(index, key);
+
+    if (at != KVA_NONE && kva_is_sink(index, member) && kva_block_at(index, at)->have >> member & 1)
+        kva_block_at(index, at)->flags |= KVA_PACKED;
 }
 
 void kva_index_gone(struct kva_index *index, unsigned member, const uint8_t *key)

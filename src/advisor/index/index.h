@@ -65,6 +65,14 @@ void kva_index_forget(struct kva_index *index, uint8_t teller);
  */
 int kva_index_found(struct kva_index *index, unsigned member, const uint8_t *key, uint64_t bytes,
                     uint32_t used_s);
+/**
+ * As kva_index_found, for a blob in a pack of the member. In a scan the member's packs come behind its
+ * listing, so that a blob which is there twice is told from one that is only packed.
+ */
+int kva_index_found_packed(struct kva_index *index, unsigned member, const uint8_t *key,
+                           uint64_t bytes);
+/** The member has removed the single blob: a pack has it. */
+void kva_index_packed(struct kva_index *index, unsigned member, const uint8_t *key);
 /** A member lacks the blob. */
 void kva_index_gone(struct kva_index *index, unsigned member, const uint8_t *key);
 
@@ -109,6 +117,26 @@ struct kva_move {
  */
 size_t kva_index_moves(const struct kva_index *index, uint32_t *at, uint32_t now_s, uint32_t left_s,
                        struct kva_move *ret, size_t n);
+
+/** Which blobs of the last member are to be packed. */
+struct kva_cold_opts {
+    uint32_t before_s;    /* used last before that second */
+    uint64_t max_bytes;   /* longer ones stay single */
+    uint32_t part, parts; /* of the chains' numbers: whole chains, when all don't fit into memory */
+};
+/** A blob to be packed. Records are numbered as in the index, and good for sorting only. */
+struct kva_cold {
+    uint8_t key[KVA_KEY];
+    uint32_t at, parent; /* records of the blob and its parent; KVA_NONE: not known */
+    uint32_t chain;
+    uint64_t bytes;
+};
+/** Write up to @n of them, as kva_index_moves does: blobs of a known chain, in the last member alone. */
+size_t kva_index_cold(const struct kva_index *index, uint32_t *at, const struct kva_cold_opts *opts,
+                      struct kva_cold *ret, size_t n);
+/** Whether a blob is still one of them. */
+bool kva_index_is_cold(const struct kva_index *index, const uint8_t *key,
+                       const struct kva_cold_opts *opts);
 
 /** Walk all records, for a snapshot: members from the slowest, and each order from the coldest on. */
 typedef int (*kva_each_fn)(void *arg, const struct kva_block *block);

@@ -45,11 +45,6 @@ void kva_index_scan_end(struct kva_index *index, uint16_t members)
 
 /* -- moves ------------------------------------------------------------------------------------- */
 
-static bool is_sink(const struct kva_index *index, unsigned member)
-{
-    return member == index->places[index->n_places - 1];
-}
-
 static unsigned first_of(uint16_t members)
 {
     return (unsigned)__builtin_ctz(members);
@@ -78,7 +73,7 @@ static bool step_of(const struct kva_index *index, const struct kva_block *b, ui
         ret->kind = KVA_DELETE;
         return b->have & (uint16_t)~fixed; /* what read-only members have stays there */
     }
-    if (is_sink(index, b->want) && b->have & fixed) /* a copy that stays is there already */
+    if (kva_is_sink(index, b->want) && b->have & fixed) /* a copy that stays is there already */
         want = (uint16_t)(1u << first_of(b->have & fixed));
     ret->to = (uint8_t)first_of(want);
     if (!(b->have & want)) {
@@ -110,6 +105,50 @@ size_t kva_index_moves(const struct kva_index *index, uint32_t *at, uint32_t now
     return found;
 }
 
+/* -- packing ----------------------------------------------------------------------------------- */
+
+static bool is_cold(const struct kva_index *index, const struct kva_block *b,
+                    const struct kva_cold_opts *opts)
+{
+    unsigned sink = index->places[index->n_places - 1];
+
+    return b->units && b->chain && b->want == sink && b->have == (uint16_t)(1u << sink) &&
+           !(b->flags & (KVA_PACKED | KVA_LINGER | KVA_LEFT)) && b->used_s < opts->before_s &&
+           (uint64_t)b->units * KVA_UNIT <= opts->max_bytes &&
+           (b->chain ^ b->chain >> 16) % opts->parts == opts->part;
+}
+
+bool kva_index_is_cold(const struct kva_index *index, const uint8_t *key,
+                       const struct kva_cold_opts *opts)
+{
+    const struct kva_block *b = kva_index_find(index, key);
+
+    return b && is_cold(index, b, opts);
+}
+
+size_t kva_index_cold(const struct kva_index *index, uint32_t *at, const struct kva_cold_opts *opts,
+                      struct kva_cold *ret, size_t n)
+{
+    uint32_t end = KV_MIN(index->n_records, *at + KVA_PAGE);
+    size_t found = 0;
+
+    for (; *at < end && found < n; ++*at) {
+        const struct kva_block *b = kva_block_at(index, *at), *parent;
+
+        if (!is_cold(index, b, opts))
+            continue;
+        parent = kva_parent(index, b);
+        ret[found] = (struct kva_cold){.at = *at,
+                                       .parent = parent ? b->parent : KVA_NONE,
+                                       .chain = b->chain,
+                                       .bytes = (uint64_t)b->units * KVA_UNIT};
+        memcpy(ret[found++].key, b->key, KVA_KEY);
+    }
+    if (*at >= index->n_records)
+        *at = 0;
+    return found;
+}
+
 /* -- snapshots --------------------------------------------------------------------------------- */
 
 static int each_of_list(const struct kva_index *index, const struct kva_list *list, kva_each_fn fn,
@@ -129,7 +168,7 @@ int kva_index_each(const struct kva_index *index, kva_each_fn fn, void *arg)
     for (uint32_t at = 0; at < index->n_records && rc == 0; at++) {
         const struct kva_block *b = kva_block_at(index, at);
 
-        if (b->units && is_sink(index, b->want))
+        if (b->units && kva_is_sink(index, b->want))
             rc = fn(arg, b);
     }
     for (size_t i = index->n_places; i-- > 0 && rc == 0;)
@@ -169,7 +208,7 @@ int kva_index_restore(struct kva_index *index, const struct kva_block *block)
     index->bytes += (uint64_t)b->units * KVA_UNIT;
     index->members[b->want].want++;
     index->members[b->want].want_units += b->units;
-    if (!is_sink(index, b->want))
+    if (!kva_is_sink(index, b->want))
         kva_list_push(&index->orders[b->want], block->list, at);
     return 0;
 }
@@ -198,8 +237,9 @@ void kva_index_get_stats(const struct kva_index *index, struct kva_index_stats *
         ret->members[m].want_bytes = index->members[m].want_units * KVA_UNIT;
         ret->members[m].hits = index->members[m].hits;
         ret->members[m].reserved = index->members[m].reserved;
-        ret->members[m].limit = is_sink(index, m) || index->orders[m].limit > UINT64_MAX / KVA_UNIT
-                                    ? UINT64_MAX
-                                    : index->orders[m].limit * KVA_UNIT;
+        ret->members[m].limit =
+            kva_is_sink(index, m) || index->orders[m].limit > UINT64_MAX / KVA_UNIT
+                ? UINT64_MAX
+                : index->orders[m].limit * KVA_UNIT;
     }
 }

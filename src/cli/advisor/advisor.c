@@ -16,7 +16,7 @@
 
 struct opts {
     const char *events, *state, *policy;
-    uint64_t share, reclaim_ms, prefill, block_tokens, gpu_hour_nano;
+    uint64_t share, reclaim_ms, prefill, block_tokens, gpu_hour_nano, pack_after_ms;
     bool json;
 };
 
@@ -56,6 +56,13 @@ static const struct kv_arg ARGS[] = {
      .min = 1000,
      .max = UINT64_C(315360000000),
      .help = "Also delete what all publishers have removed for so long (default: nothing)."},
+    {.name = "pack-after",
+     .type = KV_ARG_TIME,
+     .offset = AT(pack_after_ms),
+     .value = "TIME",
+     .min = 1000,
+     .max = UINT64_C(315360000000),
+     .help = "Also pack blobs of the last member that weren't used for so long (default: none)."},
     {.name = "json",
      .type = KV_ARG_FLAG,
      .offset = AT(json),
@@ -182,19 +189,20 @@ static int learn(const struct opts *opts, struct kva_volumes *volumes, struct kv
     return rc;
 }
 
-static void print(const struct opts *opts, const struct kva_volumes *volumes,
-                  struct kva_world *world, const struct kva_advice *advice)
+static void print(const struct opts *opts, struct kva_volumes *volumes, struct kva_world *world,
+                  const struct kva_advice *advice)
 {
     const struct kva_advice_terms terms = {.prefill = (double)opts->prefill,
                                            .gpu_hour = (double)opts->gpu_hour_nano / 1e9,
                                            .block_tokens = (double)opts->block_tokens,
                                            .share = (unsigned)opts->share};
+    const struct kva_packing packing = {.idle_s = (uint32_t)(opts->pack_after_ms / 1000)};
     struct kva_index_stats stats;
     struct kv_buf out = KV_BUF_INIT;
     struct kv_json_writer w;
     struct kva_plan plan;
 
-    kva_plan_make(volumes, world, (uint32_t)(opts->reclaim_ms / 1000), &plan);
+    kva_plan_make(volumes, world, (uint32_t)(opts->reclaim_ms / 1000), &packing, &plan);
     kva_index_get_stats(world->index, &stats);
     if (opts->json) {
         kv_json_writer_init(&w, &out);

@@ -31,12 +31,13 @@ static void test_steps(void **state)
     make_blob(77, keys + 4 * 16 - 16, data);
     assert_int_equal(kvs_put_chunk(w.cold, keys + 16, 16, "other", 5), 0);
     publish(w.cold, "x");
-    assert_int_equal(trd_move_copy(w.fast, w.cold, keys, 16, 4, each), 2);
+    assert_int_equal(trd_move_copy(trd_alone(w.fast), trd_alone(w.cold), keys, 16, 4, each), 2);
     assert_int_equal(each[0], 0);
     assert_int_equal(each[1], -EEXIST); /* the target has other bytes: nothing is removed */
     assert_int_equal(each[2], 0);
     assert_int_equal(each[3], -ENOENT);
-    assert_int_equal(trd_move_remove(w.fast, w.cold, keys, 16, 4, each, NULL, NULL), 2);
+    assert_int_equal(
+        trd_move_remove(trd_alone(w.fast), trd_alone(w.cold), keys, 16, 4, each, NULL, NULL), 2);
     assert_int_equal(each[0], 1);
     assert_int_equal(each[1], 0);
     assert_int_equal(each[2], 1);
@@ -45,8 +46,10 @@ static void test_steps(void **state)
     assert_int_equal(get_blob(w.fast, 1), 0);
     for (uint64_t n = 0; n < 3; n++)
         assert_int_equal(get_blob(w.store, n), 0);
-    assert_int_equal(trd_move_remove(w.fast, w.cold, keys, 16, 1, each, NULL, NULL), 0); /* again */
-    assert_int_equal(trd_move_copy(w.fast, w.cold, keys, 16, 0, NULL), 0);
+    assert_int_equal(
+        trd_move_remove(trd_alone(w.fast), trd_alone(w.cold), keys, 16, 1, each, NULL, NULL),
+        0); /* again */
+    assert_int_equal(trd_move_copy(trd_alone(w.fast), trd_alone(w.cold), keys, 16, 0, NULL), 0);
     world_close(&w);
 }
 
@@ -68,8 +71,10 @@ static void test_stopped_within(void **state)
         assert_int_equal(put_blob(w.store, n), 0);
     publish(w.store, "m");
     keys_of(0, 3, keys);
-    assert_int_equal(trd_move_copy(w.fast, w.cold, keys, 16, 3, each), 3);
-    assert_int_equal(trd_move_remove(w.fast, w.cold, keys, 16, 3, each, may_once, &asked), 1);
+    assert_int_equal(trd_move_copy(trd_alone(w.fast), trd_alone(w.cold), keys, 16, 3, each), 3);
+    assert_int_equal(
+        trd_move_remove(trd_alone(w.fast), trd_alone(w.cold), keys, 16, 3, each, may_once, &asked),
+        1);
     assert_int_equal(asked, 2);
     assert_int_equal(each[0], 1);
     assert_int_equal(each[1], -ECANCELED);
@@ -97,8 +102,9 @@ static void test_hit_that_moves(void **state)
     assert_int_equal(put_blob(writer, 1), 1);
     assert_int_equal(put_blob(writer, 2), 0);
     keys_of(1, 1, key);
-    assert_int_equal(trd_move_copy(w.fast, w.cold, key, 16, 1, &each), 1);
-    assert_int_equal(trd_move_remove(w.fast, w.cold, key, 16, 1, &each, NULL, NULL), 1);
+    assert_int_equal(trd_move_copy(trd_alone(w.fast), trd_alone(w.cold), key, 16, 1, &each), 1);
+    assert_int_equal(
+        trd_move_remove(trd_alone(w.fast), trd_alone(w.cold), key, 16, 1, &each, NULL, NULL), 1);
     assert_int_equal(kvs_put_manifest(writer, "n", manifest, sizeof(manifest)), 0);
     assert_int_equal(get_blob(writer, 1), 0);
     assert_int_equal(get_blob(w.fast, 1), 0); /* put again, as the publication promised */
@@ -179,10 +185,10 @@ static void move_all(struct storm *s, uint64_t linger_ms)
         int *each = calloc(n, sizeof(*each));
 
         keys_of(0, n, keys);
-        if (trd_move_copy(from, to, keys, 16, n, each) > 0) {
+        if (trd_move_copy(trd_alone(from), trd_alone(to), keys, 16, n, each) > 0) {
             usleep((unsigned)linger_ms * 1000);
-            s->moves +=
-                (uint64_t)KV_MAX(trd_move_remove(from, to, keys, 16, n, each, NULL, NULL), 0);
+            s->moves += (uint64_t)KV_MAX(
+                trd_move_remove(trd_alone(from), trd_alone(to), keys, 16, n, each, NULL, NULL), 0);
         }
         free(keys);
         free(each);
