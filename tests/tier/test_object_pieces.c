@@ -4,6 +4,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <ftw.h>
 
 /* -- streams ----------------------------------------------------------------------------------- */
 
@@ -367,6 +368,33 @@ static void test_unpublished_twice(void **state)
     kvbm_object_close(o);
 }
 
+static int remove_chunk(const char *path, const struct stat *st, int kind, struct FTW *at)
+{
+    (void)st, (void)at;
+    return kind == FTW_F && strstr(path, "/chunks/") ? unlink(path) : 0;
+}
+
+/* A chunk that was published, swept by another process and put anew is as unpublished as a new one. */
+static void test_unpublished_after_a_sweep(void **state)
+{
+    struct kvbm_object *o = open_patient();
+    (void)state;
+
+    for (uint64_t round = 0; round < 3; round++) {
+        expect(o, KVBM_OBJECT_PUT, 0, 20, 0);
+        expect(o, KVBM_OBJECT_EXISTS, 0, 20, 0);
+        assert_int_equal(nftw(folder, remove_chunk, 20, FTW_PHYS), 0);
+        shaky->fail_publications_rc = -ENOSPC;
+        shaky->fail_publications = 1;
+        expect(o, KVBM_OBJECT_PUT, 0, 20, -ENOSPC);
+        expect(o, KVBM_OBJECT_EXISTS, 0, 20, -ENOENT);
+        expect(o, KVBM_OBJECT_GET, 0, 20, -ENOENT);
+        expect(o, KVBM_OBJECT_PUT, 100 + round, 1, 0);
+        expect(o, KVBM_OBJECT_EXISTS, 0, 20, 0); /* published with that */
+    }
+    kvbm_object_close(o);
+}
+
 /* A put that fails may have made the store drop blocks that were put before: their batch publishes
  * itself, to learn of it. */
 static void test_own_publication(void **state)
@@ -411,6 +439,7 @@ int main(void)
         cmocka_unit_test_setup(test_failing_publication, fresh_folder),
         cmocka_unit_test_setup(test_unpublished, fresh_folder),
         cmocka_unit_test_setup(test_unpublished_twice, fresh_folder),
+        cmocka_unit_test_setup(test_unpublished_after_a_sweep, fresh_folder),
         cmocka_unit_test_setup(test_own_publication, fresh_folder),
     };
 

@@ -386,13 +386,14 @@ static int put_slice(struct kvbm_object_worker *w, struct kvbm_object_io *ios, u
     if (rc < 0)
         return rc;
     rc = kvbm_object_put_begins(w, n);
-    if (rc == 0)
+    if (rc == 0) {
         store(w, n);
+        kvbm_object_put_found(w, n); /* also when nobody waits for the batch any more */
+    }
     if (!kvbm_object_leave(w))
         return -ETIMEDOUT;
     if (rc < 0)
         return rc;
-    kvbm_object_put_found(w, n);
     for (uint32_t i = 0; i < n; i++) {
         ios[i].status = w->rc[i] == 0   ? KVBM_OBJECT_STORED
                         : w->rc[i] == 1 ? KVBM_OBJECT_ALREADY

@@ -273,7 +273,8 @@ void kvbm_object_end_turn(struct kvbm_object_worker *w, bool published);
 
 /** Note that the worker puts the chunks of its first @n keys. Returns 0 or -ENOMEM. */
 int kvbm_object_put_begins(struct kvbm_object_worker *w, uint32_t n);
-/** Note which of them the store had before, by the worker's results. */
+/** Note that the call of the store is over, and by the worker's results which of them the store had
+ * before, and which it wrote. */
 void kvbm_object_put_found(struct kvbm_object_worker *w, uint32_t n);
 /** Note that the worker's puts have ended, and whether a publication has included them. */
 void kvbm_object_put_ends(struct kvbm_object_worker *w, bool published);
