@@ -86,7 +86,8 @@ static void prepare(struct fixture *f)
                                   .max_calls = 64,
                                   .max_connections = 4,
                                   .max_message = 1 << 16,
-                                  .max_incomplete = 1 << 18};
+                                  .max_incomplete = 1 << 18,
+                                  .max_answers = 1 << 18};
     REQUIRE(kg_conn_callbacks(&f->kg) == 0);
     REQUIRE(kg_loop_create(&f->kg, 1, &f->loop) == 0); /* loop 0 would listen */
 }
@@ -205,6 +206,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     REQUIRE(booked - freed == before && before == 0);
     REQUIRE(f->loop->n_calls == 0 && !f->loop->conns && !f->loop->dirty);
     REQUIRE(atomic_load(&f->kg.calls) == 0 && atomic_load(&f->kg.connections) == 0);
+    REQUIRE(atomic_load(&f->kg.answers) == 0);
     REQUIRE(atomic_load(&f->kg.incomplete) == 0 && atomic_load(&f->kx.bodies) == 0);
     return 0;
 }

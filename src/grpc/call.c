@@ -72,6 +72,32 @@ static void charge(struct kg_call *call, size_t bytes)
     call->charged = bytes;
 }
 
+/* Have the server's answers count @bytes of this call's. Returns false where its connection may not take
+ * as much: fewer bytes would stay free than it had then. */
+static bool take(struct kg_call *call, size_t bytes)
+{
+    struct kg_server *server = call->conn->loop->server;
+    size_t want = bytes - KV_MIN(bytes, KG_FREE), n = want - KV_MIN(want, call->taken);
+    uint64_t used = atomic_fetch_add_explicit(&server->answers, n, memory_order_relaxed) + n;
+
+    if (n && used + call->conn->answers + n > server->opts.max_answers) {
+        atomic_fetch_sub_explicit(&server->answers, n, memory_order_relaxed);
+        return false;
+    }
+    if (n == 0)
+        atomic_fetch_sub_explicit(&server->answers, call->taken - want, memory_order_relaxed);
+    call->conn->answers += want - call->taken;
+    call->taken = want;
+    return true;
+}
+
+static void free_answer(struct kg_call *call)
+{
+    kv_buf_fini(&call->out);
+    call->out_at = 0;
+    (void)take(call, 0);
+}
+
 void kg_call_destroy(struct kg_call *call)
 {
     struct kg_loop *loop = call->conn->loop;
@@ -87,7 +113,7 @@ void kg_call_destroy(struct kg_call *call)
     charge(call, 0);
     atomic_fetch_sub_explicit(&loop->server->calls, 1, memory_order_relaxed);
     kv_buf_fini(&call->in.body);
-    kv_buf_fini(&call->out);
+    free_answer(call);
     free(call);
 }
 
@@ -243,6 +269,10 @@ uint8_t *kg_call_send(struct kg_call *call, size_t len)
         call->out.len = 0;
         call->out_at = 0;
     }
+    if (!take(call, KV_MAX(call->out.capacity, call->out.len + KG_HEAD + len))) {
+        kg_call_finish(call, KG_EXHAUSTED, "answers aren't read");
+        return NULL;
+    }
     if (len > UINT32_MAX || kv_buf_reserve(&call->out, KG_HEAD + len) < 0) {
         kg_call_finish(call, KG_EXHAUSTED, "out of memory");
         return NULL;
@@ -310,10 +340,8 @@ ssize_t kg_call_read(nghttp2_session *session, int32_t stream, uint8_t *buf, siz
             give_room(call, 0);
     } else if (call->reply != KG_REPLY_FINISHED) {
         call->waits = true;
-        if (call->out.capacity > KG_READ) { /* calls that wait hold little memory */
-            kv_buf_fini(&call->out);
-            call->out_at = 0;
-        }
+        if (call->out.capacity > KG_READ) /* calls that wait hold little memory */
+            free_answer(call);
         return NGHTTP2_ERR_DEFERRED;
     }
     if (call->out_at == call->out.len && call->reply == KG_REPLY_FINISHED) {

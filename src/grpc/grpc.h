@@ -11,8 +11,9 @@
  * - Flow control: a call that has more than KG_HIGH_WATER bytes to send gives its client no further
  *   room to send, until they are sent.
  * - Limits: connections, calls, bytes of a message, bytes of all messages that are incomplete, bytes
- *   of a call's headers. Beyond: the connection is closed, the call refused or ended with
- *   KG_EXHAUSTED.
+ *   of all answers that wait to be read, bytes of a call's headers. Beyond: the connection is closed,
+ *   the call refused or ended with KG_EXHAUSTED. A connection's answers may take as much as is free:
+ *   alone, half of the limit, so that the next one finds room.
  * - Deadlines: the client's (grpc-timeout); 10 s for a connection's first frames; 60 s without
  *   progress of bytes to send.
  *
@@ -29,6 +30,7 @@
 #include "base/core/error.h"
 
 #define KG_HIGH_WATER ((size_t)256 << 10)
+#define KG_FREE ((size_t)8 << 10) /* bytes of a call's answer that no limit counts */
 
 /** Status codes of gRPC that this server sends. */
 enum kg_status {
@@ -65,11 +67,13 @@ struct kg_opts {
     uint32_t max_calls;       /* 16384, of all connections */
     size_t max_message;       /* 4 MiB */
     size_t max_incomplete;    /* 256 MiB: bytes of all messages that are incomplete */
-    uint64_t drain_ms;        /* 5000: what running calls get at kg_server_stop */
+    size_t max_answers; /* 256 MiB: bytes of all answers to send, beyond KG_FREE of each call */
+    uint64_t drain_ms;  /* 5000: what running calls get at kg_server_stop */
 };
 
 struct kg_stats {
     uint64_t connections, calls; /* now */
+    uint64_t answer_bytes;       /* now, of max_answers */
 };
 
 /**
@@ -111,7 +115,8 @@ void *kg_call_state(const struct kg_call *call);
 
 /**
  * Add a message of @len bytes to those to send. Returns where its bytes go, to be filled before the
- * next call of any function here; NULL: finished already, or out of memory (the call is ended).
+ * next call of any function here; NULL: finished already, or out of memory or of max_answers (the call
+ * is ended with KG_EXHAUSTED).
  */
 uint8_t *kg_call_send(struct kg_call *call, size_t len);
 

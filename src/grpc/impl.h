@@ -33,6 +33,7 @@ struct kg_conn {
     bool polls_out;                  /* epoll tells when it can send */
     bool broken;                     /* to be closed */
     uint64_t opened_ns, progress_ns; /* progress: of bytes to send */
+    size_t answers;                  /* of the server's answers: its calls' */
     struct kg_conn *next, *prev;     /* of the loop */
     struct kg_conn *next_dirty;
 };
@@ -62,7 +63,8 @@ struct kg_call {
     size_t charged;    /* of the server's incomplete bytes */
     struct kv_buf out; /* messages; the first out_at bytes are handed to nghttp2 */
     size_t out_at;
-    size_t owed; /* bytes for which the client gets room once out is short */
+    size_t taken; /* of the server's answers: capacity of out beyond KG_FREE, or what it will be */
+    size_t owed;  /* bytes for which the client gets room once out is short */
     enum kg_status status;
     char text[128];
     struct kg_call *next; /* of its bucket */
@@ -95,7 +97,7 @@ struct kg_server {
     nghttp2_session_callbacks *callbacks;
     nghttp2_option *option;
     atomic_bool stop;
-    _Atomic uint64_t connections, calls, incomplete; /* now; incomplete: bytes */
+    _Atomic uint64_t connections, calls, incomplete, answers; /* now; the last two: bytes */
     uint32_t n_loops;
     uint32_t turn; /* the loop that gets the next connection; loop 0's, which accepts */
     struct kg_loop *loops[KG_MAX_LOOPS];

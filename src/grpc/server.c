@@ -26,6 +26,7 @@ static void set_opts(struct kg_server *server, const struct kg_opts *opts)
     o->max_calls = o->max_calls ? o->max_calls : 16384;
     o->max_message = o->max_message ? o->max_message : (size_t)4 << 20;
     o->max_incomplete = o->max_incomplete ? o->max_incomplete : (size_t)256 << 20;
+    o->max_answers = o->max_answers ? o->max_answers : (size_t)256 << 20;
     o->drain_ms = o->drain_ms ? o->drain_ms : 5000;
 }
 
@@ -110,5 +111,6 @@ void kg_server_destroy(struct kg_server *server)
 void kg_server_get_stats(struct kg_server *server, struct kg_stats *ret)
 {
     ret->connections = atomic_load_explicit(&server->connections, memory_order_relaxed);
+    ret->answer_bytes = atomic_load_explicit(&server->answers, memory_order_relaxed);
     ret->calls = atomic_load_explicit(&server->calls, memory_order_relaxed);
 }
