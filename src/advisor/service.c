@@ -22,7 +22,9 @@ enum { TURN_MS = 100, SAVE_MS = 60000, JOIN_MS = 5000, DRAIN_MS = 5000, MAX_STRE
 
 /* -- state ------------------------------------------------------------------------------------- */
 
-static void load_state(struct kva_service *service)
+/* Read what was saved. An unusable state is learned anew and replaced; only one of a later version is
+ * left alone, and refused: -EPROTONOSUPPORT. */
+static int load_state(struct kva_service *service)
 {
     const struct kva_options *o = service->options;
     void *data = NULL;
@@ -31,7 +33,7 @@ static void load_state(struct kva_service *service)
     long n;
 
     if (!o->state)
-        return;
+        return 0;
     rc = kva_state_load(o->state, &data, &len);
     n = rc ? rc
            : kva_state_read(service->world.index, kva_volumes_id(&service->volumes), o->policy,
@@ -41,12 +43,18 @@ static void load_state(struct kva_service *service)
         kv_log_info("advisor", "state read", "blobs=%ld", n);
     else if (n == -ENOENT)
         kv_log_info("advisor", "no state yet", NULL);
+    else if (n == -EPROTONOSUPPORT)
+        kv_log_error("advisor",
+                     "the state is of a later version of kv-advisor: nothing is changed; use that "
+                     "version, or delete the file",
+                     "state=%s", o->state);
     else
         kv_log_warn("advisor", "the state can't be used; what it lacks is learned anew",
                     "reason=\"%s\"",
                     n == -ESTALE    ? "it is of other members"
                     : n == -EBADMSG ? "it is damaged"
                                     : strerror((int)-n));
+    return n == -EPROTONOSUPPORT ? (int)n : 0;
 }
 
 static void save_state(struct kva_service *service)
@@ -228,8 +236,8 @@ static int open_parts(struct kva_service *service, struct kv_error *error)
         rc = make_index(service, error);
     if (rc < 0)
         return rc;
-    load_state(service);
-    if (o->lock && !o->dry_run)
+    rc = load_state(service);
+    if (rc == 0 && o->lock && !o->dry_run)
         rc = kva_leader_open(o->lock, (uint32_t)(o->lock_ttl_ms / 1000),
                              kva_volumes_id(&service->volumes), &service->leader, error);
     if (rc < 0)

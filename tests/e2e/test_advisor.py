@@ -263,11 +263,11 @@ def test_plan_command():
     plan("tiered:/nosuch.conf", status=1)
 
 
-def refused(volumes):
-    with Advisor(volumes, start=False) as second:
+def refused(volumes, *args, why="another kv-advisor moves blobs of member"):
+    with Advisor(volumes, *args, start=False) as second:
         equal(second.process.wait(patience(30)), 1, "its status")
         second._reader.join(10)
-        check("another kv-advisor moves blobs of member" in "".join(second.log), second.log)
+        check(why in "".join(second.log), second.log)
         second.close = lambda: 0
 
 
@@ -312,6 +312,11 @@ def test_remembers():
             advisor.wait_idle()
             check("it is damaged" in "".join(advisor.log), advisor.log)
             equal(volumes.where(0, 30), before, "places, found in the members")
+        data = state.read_bytes()
+        later = data[:8] + (2).to_bytes(4, "little") + data[12:]
+        state.write_bytes(later)
+        refused(volumes, *args, why="of a later version of kv-advisor")
+        check(state.read_bytes() == later, "nothing of it is changed")
 
 
 def test_limits():

@@ -4,6 +4,8 @@
 
 #include <sched.h>
 
+#include "tier/disk/format.h"
+
 enum { SLOTS = 40, BYTES = 8192 };
 
 static uint8_t *block; /* of BYTES */
@@ -232,6 +234,57 @@ static void test_in_use(void **state)
     assert_int_equal(kvbm_disk_open(&opts, &second), -EINVAL);
 }
 
+/* Give a file a whole header of another version. */
+static void set_version(const char *path, uint32_t version)
+{
+    uint8_t page[KVBM_DISK_PAGE];
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+
+    assert_int_equal(pread(fd, page, sizeof(page), 0), sizeof(page));
+    memcpy(page + 8, &(uint32_t){htole32(version)}, 4);
+    kvbm_disk_sum(page, sizeof(page) - 16, page + sizeof(page) - 16);
+    assert_int_equal(pwrite(fd, page, sizeof(page), 0), sizeof(page));
+    close(fd);
+}
+
+static char log_line[1000];
+
+static void keep_line(void *arg, enum kv_log_level level, const char *line, size_t len)
+{
+    (void)arg;
+    if (level == KV_LOG_ERROR)
+        snprintf(log_line, sizeof(log_line), "%.*s", (int)len, line);
+}
+
+/* Files of a later version are refused, with its number, and nothing in them is changed. */
+static void test_later_version(void **state)
+{
+    static const char *const kinds[] = {"kvbm-cache.index", "kvbm-cache.slots"};
+    struct kvbm_disk *disk = open_files(2, 1, SLOTS);
+
+    (void)state;
+    write_keys(disk, 1, SLOTS);
+    kvbm_disk_close(disk);
+    kv_log_set_sink(keep_line, NULL);
+    for (unsigned which = 1; which <= 4; which++) {
+        struct kvbm_disk_opts opts = disk_opts(2, SLOTS);
+
+        opts.fingerprint =
+            which == 4 ? "another" : opts.fingerprint; /* whose it is can't be told */
+        for (unsigned i = 0; i < 2; i++)
+            if (which == 4 || which & (1u << i))
+                set_version(path_of(1, kinds[i]), 3);
+        log_line[0] = '\0';
+        assert_int_equal(kvbm_disk_open(&opts, &disk), -EPROTONOSUPPORT);
+        assert_non_null(strstr(log_line, "version=3"));
+        assert_non_null(strstr(log_line, disk_dirs[1]));
+        for (unsigned i = 0; i < 2; i++)
+            set_version(path_of(1, kinds[i]), 1);
+        close_with(open_files(2, 1, SLOTS), SLOTS);
+    }
+    kv_log_set_sink(NULL, NULL);
+}
+
 /* Only copies to the page cache gain by several files. */
 static void test_chosen(void **state)
 {
@@ -265,6 +318,7 @@ int main(void)
         TEST(test_killed_when_made),
         TEST(test_other_models),
         TEST(test_in_use),
+        TEST(test_later_version),
         TEST(test_chosen),
     };
     int failed;

@@ -156,9 +156,10 @@ static int read_state(const struct opts *opts, const struct kva_volumes *volumes
         rc = kva_state_read(index, kva_volumes_id(volumes), opts->policy, data, len);
     free(data);
     return rc < 0 ? kv_fail(error, (int)rc, 0, "%.200s: %s", opts->state,
-                            rc == -ESTALE    ? "it is of other members"
-                            : rc == -EBADMSG ? "no state of kv-advisor, or a damaged one"
-                                             : strerror((int)-rc))
+                            rc == -ESTALE            ? "it is of other members"
+                            : rc == -EBADMSG         ? "no state of kv-advisor, or a damaged one"
+                            : rc == -EPROTONOSUPPORT ? "it is of a later version of kv-advisor"
+                                                     : strerror((int)-rc))
                   : 0;
 }
 

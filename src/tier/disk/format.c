@@ -12,7 +12,7 @@
 
 enum {
     VERSION = 1,
-    VERSION_TOKENS = 2, /* records have room for tokens */
+    VERSION_TOKENS = 2, /* records have room for tokens; the newest */
     /* header */
     H_VERSION = 8,
     H_BYTES = 12,
@@ -120,8 +120,13 @@ int kvbm_disk_header_read(const uint8_t page[KVBM_DISK_PAGE], enum kvbm_disk_fil
     if (memcmp(page, magic_of(file), 8) != 0 || memcmp(sum, page + H_SUM, 16) != 0)
         return -EBADMSG;
     version = get32(page + H_VERSION);
-    if (version != VERSION && version != VERSION_TOKENS)
+    if (version > VERSION_TOKENS) {
+        *ret = (struct kvbm_disk_header){.version = version};
         return -EPROTONOSUPPORT;
+    }
+    if (version < VERSION)
+        return -EBADMSG;
+    header.version = version;
     header.block_tokens = version == VERSION_TOKENS ? get32(page + H_BLOCK_TOKENS) : 0;
     header.key_len = get32(page + H_KEY_LEN);
     header.record_bytes = get32(page + H_RECORD_BYTES);

@@ -18,6 +18,7 @@
 enum kvbm_disk_file { KVBM_DISK_SLOTS, KVBM_DISK_INDEX };
 
 struct kvbm_disk_header {
+    uint32_t version; /* read only: the writer's follows from block_tokens */
     uint32_t key_len, record_bytes;
     uint32_t block_tokens; /* tokens that a record has room for; 0: none, version 1 */
     uint64_t slot_bytes;
@@ -35,8 +36,9 @@ uint32_t kvbm_disk_room_for_tokens(uint32_t key_len, uint32_t block_tokens);
 void kvbm_disk_header_write(const struct kvbm_disk_header *header, enum kvbm_disk_file file,
                             uint8_t page[KVBM_DISK_PAGE]);
 /**
- * Decode a header. Returns 0; -EBADMSG unless it is a whole header of such a file;
- * -EPROTONOSUPPORT: another version.
+ * Decode a header. Returns 0; -EBADMSG unless it is a whole header of such a file; -EPROTONOSUPPORT: of
+ * a later version, of which it gives the number alone. Every version has its first bytes, its version
+ * and its checksum in the same place.
  */
 int kvbm_disk_header_read(const uint8_t page[KVBM_DISK_PAGE], enum kvbm_disk_file file,
                           struct kvbm_disk_header *ret);

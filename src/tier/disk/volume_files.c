@@ -307,24 +307,40 @@ int kvbm_disk_files_open(struct kvbm_disk_volume *volume, const char *directory,
     return err < 0 ? err : open_both(volume, name);
 }
 
+static int refuse_later(const struct kvbm_disk_volume *volume, uint32_t version)
+{
+    kv_log_error("kvbm",
+                 "a disk tier's files are of a later version than this program knows: nothing is "
+                 "changed; use that version, or delete them",
+                 "volume=%u directory=%s version=%u", volume->number, volume->directory, version);
+    return -EPROTONOSUPPORT;
+}
+
 /* Check a volume's headers. Returns 1: both are valid, agree, and fit the options; 0: no. A file
- * that can't be read is an error, so that a loose cable doesn't empty a volume. */
+ * that can't be read is an error, so that a loose cable doesn't empty a volume; so is one of a later
+ * version. */
 static int take_over(struct kvbm_disk_volume *volume)
 {
     const int fds[] = {[KVBM_DISK_SLOTS] = volume->slots_fd, [KVBM_DISK_INDEX] = volume->index_fd};
     uint8_t page[KVBM_DISK_PAGE];
     struct kvbm_disk_header found[2];
+    bool fits = true;
 
     for (int i = 0; i < 2; i++) {
         long len = kvbm_disk_read_all(fds[i], page, sizeof(page), 0);
+        int rc;
 
         if (len < 0)
             return (int)len;
-        if (len < (long)sizeof(page) ||
-            kvbm_disk_header_read(page, (enum kvbm_disk_file)i, &found[i]) < 0 ||
-            !is_like(&found[i], &volume->header))
-            return 0;
+        rc = len < (long)sizeof(page)
+                 ? -EBADMSG
+                 : kvbm_disk_header_read(page, (enum kvbm_disk_file)i, &found[i]);
+        if (rc == -EPROTONOSUPPORT)
+            return refuse_later(volume, found[i].version);
+        fits = fits && rc == 0 && is_like(&found[i], &volume->header);
     }
+    if (!fits)
+        return 0;
     if (memcmp(found[0].uuid, found[1].uuid, 16) != 0 ||
         found[0].block_tokens != found[1].block_tokens)
         return 0;
