@@ -270,6 +270,7 @@ static void put_table(struct kv_buf *out, const char *title, const char *of,
 static void put_verdict(const struct kc_whole *w, struct kv_buf *out)
 {
     const struct kc_totals *t = &w->totals;
+    struct kc_figures f = kc_whole_figures(w);
 
     kv_buf_printf(out, "<h1>The whole system on ");
     put_text(out, kc_trace_title(w->opts.trace));
@@ -278,8 +279,12 @@ static void put_verdict(const struct kc_whole *w, struct kv_buf *out)
     kv_buf_printf(
         out,
         "<p>%u workers, K/V of %s, routed by %s. Time to first token is by a model: a prefill "
-        "of %" PRIu64 " tokens/s, less the measured time to load hits.</p>\n",
-        w->plan.n_workers, w->plan.shape.name, w->opts.policy_name, w->opts.prefill);
+        "of %" PRIu64
+        " tokens/s, less the measured time to load hits. At %s/s a load is as fast as "
+        "that prefill; here hits beyond G1 loaded at %s/s, by the cores that are engines, "
+        "too.</p>\n",
+        w->plan.n_workers, w->plan.shape.name, w->opts.policy_name, w->opts.prefill,
+        kc_bytes(f.even_rate).s, kc_bytes(f.load_rate).s);
     if (t->rows_wrong || w->books.first[0]) {
         kv_buf_puts(out, "<p class=\"bad\">");
         put_text(out, t->rows_wrong ? t->wrong : w->books.first);
@@ -299,6 +304,8 @@ static void put_tiles(const struct kc_whole *w, struct kv_buf *out)
     put_tile(out, "requests", "requests", (double)t->requests, kc_count(t->requests).s);
     snprintf(text, sizeof(text), "%.1f %%", 100 * f.hit);
     put_tile(out, "prompt blocks found", "hit_fraction", f.hit, text);
+    snprintf(text, sizeof(text), "%.1f ms of %.1f", f.hit_ms, f.without_ms);
+    put_tile(out, "prefill found", "hit_ms", f.hit_ms, text);
     snprintf(text, sizeof(text), "%.1f ms", f.saved_ms);
     put_tile(out, "time to first token saved", "ttft_saved_ms", f.saved_ms, text);
     snprintf(text, sizeof(text), "%.1f ms", f.lag_p99_ms);

@@ -42,6 +42,11 @@ static double ratio(double part, double whole)
     return whole > 0 ? part / whole : 0;
 }
 
+static double token_bytes(const struct kc_whole *w)
+{
+    return (double)(kc_shape_token_bytes(&w->plan.shape) * kc_shape_groups(&w->plan.shape));
+}
+
 struct kc_figures kc_whole_figures(const struct kc_whole *w)
 {
     const struct kc_totals *t = &w->totals;
@@ -61,6 +66,9 @@ struct kc_figures kc_whole_figures(const struct kc_whole *w)
     f.lag_p50_ms = (double)kc_hist_quantile(lag, 0.5) / 1e6;
     f.lag_p99_ms = (double)kc_hist_quantile(lag, 0.99) / 1e6;
     f.saved_ms = 1e3 * ratio(t->saved_seconds, (double)t->requests);
+    f.hit_ms = 1e3 * ratio((double)t->hit_tokens, (double)t->requests * (double)w->opts.prefill);
+    f.load_rate = ratio((double)t->loaded_tokens * token_bytes(w), (double)t->load_ns / 1e9);
+    f.even_rate = (double)w->opts.prefill * token_bytes(w);
     f.without_ms = 1e3 * ratio((double)t->tokens, (double)t->requests * (double)w->opts.prefill);
     f.busy = ratio((double)t->cpu_ns, f.seconds * 1e9);
     return f;
@@ -82,13 +90,10 @@ static void table_head(const struct kc_whole *w, const struct kc_figures *f, con
 {
     printf("%sThe whole system on %s%s%s\n", s->bold, kc_trace_title(w->opts.trace),
            w->interrupted ? ", interrupted" : "", s->plain);
-    printf(
-        "  %s requests of %s tokens in the mean, in %s; K/V of %s, %s a token\n",
-        kc_count(w->totals.requests).s,
-        kc_count(w->totals.requests ? w->totals.tokens / w->totals.requests : 0).s,
-        kc_span(f->seconds).s, w->plan.shape.name,
-        kc_bytes((double)(kc_shape_token_bytes(&w->plan.shape) * kc_shape_groups(&w->plan.shape)))
-            .s);
+    printf("  %s requests of %s tokens in the mean, in %s; K/V of %s, %s a token\n",
+           kc_count(w->totals.requests).s,
+           kc_count(w->totals.requests ? w->totals.tokens / w->totals.requests : 0).s,
+           kc_span(f->seconds).s, w->plan.shape.name, kc_bytes(token_bytes(w)).s);
     printf("  %u workers with %s in G1, %s in G2, %s in G3 each; routed by %s\n\n",
            w->plan.n_workers, kc_bytes((double)w->opts.g1).s, kc_bytes((double)w->opts.g2).s,
            kc_bytes((double)w->opts.g3).s, w->opts.policy_name);
@@ -144,12 +149,13 @@ static void table_service(const struct kc_whole *w, const struct kc_figures *f,
         printf("; %s without an answer", kc_count(w->totals.unanswered).s);
     printf("\n%s  Event lag%s p50 %.1f ms, p99 %.1f ms from registration to the indexer's answer\n",
            s->bold, s->plain, f->lag_p50_ms, f->lag_p99_ms);
-    printf("%s  TTFT%s      ", s->bold, s->plain);
-    printf("%.0f of %.0f ms saved in the mean", f->saved_ms, f->without_ms);
-    if (w->totals.slow_loads)
-        printf("; loads of %s requests took longer than their prefill",
-               kc_count(w->totals.slow_loads).s);
-    printf(", at %s tokens/s\n", kc_count(w->opts.prefill).s);
+    printf("%s  Prefill%s   %.0f of %.0f ms of a prompt were found, at %s tokens/s\n", s->bold,
+           s->plain, f->hit_ms, f->without_ms, kc_count(w->opts.prefill).s);
+    printf("%s  TTFT%s      %.0f ms less in the mean", s->bold, s->plain, f->saved_ms);
+    if (f->load_rate > 0)
+        printf("; hits beyond G1 loaded at %s/s, and at %s/s a load is as fast as that prefill",
+               kc_bytes(f->load_rate).s, kc_bytes(f->even_rate).s);
+    putchar('\n');
 }
 
 /* Return the error that writes to a full disk get; "": no disk is full. */
@@ -324,6 +330,9 @@ static void json_figures(const struct kc_whole *w, const struct kc_figures *f,
     kv_json_member_double(j, "lag_p99_ms", f->lag_p99_ms);
     kv_json_member_double(j, "ttft_saved_ms", f->saved_ms);
     kv_json_member_double(j, "ttft_without_ms", f->without_ms);
+    kv_json_member_double(j, "hit_ms", f->hit_ms);
+    kv_json_member_double(j, "load_per_second", f->load_rate);
+    kv_json_member_double(j, "even_per_second", f->even_rate);
     kv_json_member_u64(j, "slow_loads", w->totals.slow_loads);
 }
 

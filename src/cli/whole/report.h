@@ -11,8 +11,11 @@ struct kc_figures {
     double moved_rate;     /* bytes read and written a second by everything that is counted */
     double of_memory_rate; /* of the machine's memcpy */
     double query_p50_us, query_p99_us, lag_p50_ms, lag_p99_ms;
-    double saved_ms, without_ms; /* mean time to first token saved; that without any hit */
-    double busy;                 /* cores that the workers kept busy */
+    double hit_ms, without_ms; /* mean prefill of hit tokens, and of all */
+    double saved_ms;           /* mean time to first token saved */
+    double load_rate,
+        even_rate; /* bytes a second that hits beyond G1 loaded at; as fast as prefill */
+    double busy;   /* cores that the workers kept busy */
 };
 
 struct kc_figures kc_whole_figures(const struct kc_whole *whole);

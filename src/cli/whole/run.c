@@ -199,6 +199,10 @@ static void count(struct kc_whole *w, const struct kc_done_message *d)
         memcpy(t->wrong, d->wrong, sizeof(t->wrong));
     t->rows_wrong += d->rows_wrong;
     t->onboard_ns += d->onboard_ns;
+    if (hit > d->from[KC_FROM_G1]) {
+        t->loaded_tokens += (hit - d->from[KC_FROM_G1]) * page;
+        t->load_ns += d->onboard_ns;
+    }
     t->tokens += d->n * page;
     t->hit_tokens += hit * page;
     /* an engine that computes while it loads has its first token by whichever is done first */

@@ -93,6 +93,8 @@ struct kc_totals {
     uint64_t requests, again, failed, blocks[KC_N_SOURCES], n_blocks, checked, rows_wrong;
     uint64_t path_bytes[KC_N_PATHS], phase_ns[KC_N_PHASES], bad[3], dropped[3], events_dropped;
     uint64_t cpu_ns, onboard_ns, hit_tokens, tokens;
+    uint64_t loaded_tokens,
+        load_ns; /* hits outside of G1; onboard time of the requests that had any */
     uint64_t queries, unanswered;
     uint64_t slow_loads; /* requests whose loads took longer than their prefill would */
     double saved_seconds;
