@@ -258,6 +258,7 @@ struct kvsel_request {
     double jump_s; /* seconds by which it counts as older in the queue */
     bool
         released; /* kvsel_queue_next gave it back, or it mustn't wait: the queue doesn't hold it */
+    uint64_t origin, stamp; /* the caller's own numbers for its booking (kvsel_booking has them) */
 };
 #define KVSEL_REQUEST_INIT KV_INIT_(kvsel_request)
 
@@ -420,6 +421,7 @@ struct kvsel_booking {
     /* Every stride-th sequence hash of its prompt: those behind blocks stride, 2 * stride, ... */
     const uint64_t *hashes;
     size_t n_hashes;
+    uint64_t origin, stamp; /* the request's */
 };
 #define KVSEL_BOOKING_INIT KV_INIT_(kvsel_booking)
 

@@ -4,6 +4,7 @@
 #include <pthread.h>
 
 #include "base/core/error.h"
+#include "base/thread/thread.h"
 
 struct kh_pipe {
     pthread_mutex_t lock;
@@ -11,7 +12,7 @@ struct kh_pipe {
     struct kh_pipe_reader reader;
     size_t capacity;
     size_t head, len; /* of the bytes in ring */
-    bool ended, complete, cancelled, parked;
+    bool ended, complete, cancelled, parked, nudged;
     char ring[];
 };
 
@@ -23,7 +24,7 @@ int kh_pipe_create(size_t capacity, const struct kh_pipe_reader *reader, struct 
         return -ENOMEM;
     memset(pipe, 0, sizeof(*pipe));
     pthread_mutex_init(&pipe->lock, NULL);
-    pthread_cond_init(&pipe->room, NULL);
+    kv_cond_init(&pipe->room);
     pipe->reader = *reader;
     pipe->capacity = capacity;
     *ret = pipe;
@@ -82,6 +83,28 @@ int kh_pipe_write(struct kh_pipe *pipe, const void *data, size_t len)
         wake_after_unlock(pipe);
     }
     return 0;
+}
+
+int kh_pipe_wait(struct kh_pipe *pipe, uint64_t deadline_ns)
+{
+    bool cancelled;
+    int rc = 0;
+
+    pthread_mutex_lock(&pipe->lock);
+    while (!pipe->cancelled && !pipe->nudged && rc == 0)
+        rc = kv_cond_wait_until(&pipe->room, &pipe->lock, deadline_ns);
+    pipe->nudged = false;
+    cancelled = pipe->cancelled;
+    pthread_mutex_unlock(&pipe->lock);
+    return cancelled ? -EPIPE : 0;
+}
+
+void kh_pipe_nudge(struct kh_pipe *pipe)
+{
+    pthread_mutex_lock(&pipe->lock);
+    pipe->nudged = true;
+    pthread_cond_signal(&pipe->room);
+    pthread_mutex_unlock(&pipe->lock);
 }
 
 void kh_pipe_end(struct kh_pipe *pipe, bool complete)

@@ -13,6 +13,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 struct kh_pipe;
 
@@ -31,6 +32,13 @@ void kh_pipe_destroy(struct kh_pipe *pipe); /* after both sides have finished; N
 
 /** Write @len bytes; waits for room. Returns 0, or -EPIPE when the reader has gone. */
 int kh_pipe_write(struct kh_pipe *pipe, const void *data, size_t len);
+/**
+ * Wait, with nothing to write, for kh_pipe_nudge or until @deadline_ns (kv_now_ns). Returns 0, or -EPIPE when
+ * the reader has gone.
+ */
+int kh_pipe_wait(struct kh_pipe *pipe, uint64_t deadline_ns);
+/** Wake the producer from kh_pipe_wait, or the next call of it. Any thread. */
+void kh_pipe_nudge(struct kh_pipe *pipe);
 /** End the writing. @complete false: the reader gets -EIO after the bytes still in the pipe. */
 void kh_pipe_end(struct kh_pipe *pipe, bool complete);
 

@@ -194,7 +194,7 @@ static int start_http(struct ki_service *service, int fd, struct kv_error *error
         .max_connections = service->max_connections,
         .idle_timeout_ms = o->idle_timeout_ms,
         .bodies_bytes = KV_MAX((size_t)BODIES_BYTES, (size_t)(8 * o->max_body)),
-        .max_streams = MAX_STREAMS,
+        .max_streams = MAX_STREAMS + (service->addition ? service->addition->streams : 0),
         .tls = o->tls_cert != NULL,
         .routes = service->routes,
         .n_routes = service->n_routes,
@@ -274,6 +274,8 @@ static int create_parts(struct ki_service *service, struct kv_error *error)
 
 static void destroy_parts(struct ki_service *service)
 {
+    if (service->addition && service->added)
+        service->addition->end(service);
     kh_http_stop(atomic_load_explicit(&service->http, memory_order_acquire), DRAIN_MS);
     kh_tls_destroy(service->tls);
     if (service->addition)

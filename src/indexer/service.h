@@ -39,6 +39,9 @@ struct ki_addition {
     size_t n_routes;
     /* Start, when workers are registered and before the port is open. Sets service->added. */
     int (*start)(struct ki_service *service, struct kv_error *error);
+    uint32_t streams; /* streamed replies at a time, beside the service's own */
+    /* Get ready to stop, while HTTP still runs: end the addition's streamed replies. */
+    void (*end)(struct ki_service *service);
     /* Stop, when HTTP has ended. Called after a failed or missing start, too. */
     void (*stop)(struct ki_service *service);
     /* Do what is due, on the main thread. Returns the time of the next call, monotonic in ns. */

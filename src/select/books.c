@@ -203,6 +203,8 @@ int kvsel_book(struct kvsel *s, const char *id, size_t id_len, const struct kvse
     blocks = (ask.r.tokens + s->opts.block_size - 1) / s->opts.block_size;
     book->tail = (double)(blocks - (uint64_t)book->chain->n * s->opts.stride);
     book->created_ns = book->progress_ns = now_ns;
+    book->origin = ask.r.origin;
+    book->stamp = ask.r.stamp;
     enter(s, book, book->worker);
     if (is_pair(book))
         enter(s, book, book->prefill);
@@ -304,7 +306,9 @@ static struct kvsel_booking booking_of(const struct kvsel *s, const struct kvsel
                                   .created_ns = book->created_ns,
                                   .progress_ns = book->progress_ns,
                                   .hashes = book->chain->hashes,
-                                  .n_hashes = book->chain->n};
+                                  .n_hashes = book->chain->n,
+                                  .origin = book->origin,
+                                  .stamp = book->stamp};
 }
 
 int kvsel_get_booking(const struct kvsel *s, const char *id, size_t id_len,

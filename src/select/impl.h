@@ -78,6 +78,7 @@ struct kvsel_book {
     double ahead;     /* waiting tokens there once this one was booked: for its speed */
     double tail;      /* blocks at worker that no entry of its claims has */
     uint64_t created_ns, progress_ns;
+    uint64_t origin, stamp; /* kvsel_request's */
     struct kvsel_chain *chain;
     struct kvsel_soon *soon[2]; /* at worker, at prefill; NULL: none or over */
 };

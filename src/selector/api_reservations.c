@@ -19,39 +19,54 @@ static void reply_result(int rc, const struct kh_request *request, struct kh_rep
 
 int ksel_first_token(struct ksel *s, const char *id, size_t len)
 {
-    int rc = -ENOENT;
+    struct kvsel_booking b = KVSEL_BOOKING_INIT;
+    struct ksel_fleet *fleet;
 
     pthread_mutex_lock(&s->lock);
-    for (const struct ksel_fleet *f = s->fleets; f && rc == -ENOENT; f = f->next)
-        rc = kvsel_first_token(f->books, id, len, kv_now_ns());
+    fleet = ksel_fleet_booked(s, id, len, &b);
+    if (fleet) {
+        ksel_tell(s, KSEL_NOTICE_FIRST_TOKEN, &b, 0, false);
+        (void)kvsel_first_token(fleet->books, id, len, kv_now_ns());
+    }
     pthread_mutex_unlock(&s->lock);
-    if (rc == 0)
-        ksel_log_event(s->log, "first_token", id, len);
-    return rc;
+    if (!fleet)
+        return -ENOENT;
+    ksel_log_event(s->log, "first_token", id, len);
+    return 0;
 }
 
 int ksel_output(struct ksel *s, const char *id, size_t len, uint64_t tokens)
 {
-    int rc = -ENOENT;
+    struct kvsel_booking b = KVSEL_BOOKING_INIT;
+    struct ksel_fleet *fleet;
 
     pthread_mutex_lock(&s->lock);
-    for (const struct ksel_fleet *f = s->fleets; f && rc == -ENOENT; f = f->next)
-        rc = kvsel_output(f->books, id, len, tokens ? tokens : f->block_size, kv_now_ns());
+    fleet = ksel_fleet_booked(s, id, len, &b);
+    if (fleet) {
+        tokens = tokens ? tokens : fleet->block_size;
+        ksel_tell(s, KSEL_NOTICE_OUTPUT, &b, b.output + tokens, false);
+        (void)kvsel_output(fleet->books, id, len, tokens, kv_now_ns());
+    }
     pthread_mutex_unlock(&s->lock);
-    return rc;
+    return fleet ? 0 : -ENOENT;
 }
 
 int ksel_free(struct ksel *s, const char *id, size_t len, bool lost)
 {
-    int rc = -ENOENT;
+    struct kvsel_booking b = KVSEL_BOOKING_INIT;
+    struct ksel_fleet *fleet;
 
     pthread_mutex_lock(&s->lock);
-    for (const struct ksel_fleet *f = s->fleets; f && rc == -ENOENT; f = f->next)
-        rc = kvsel_free(f->books, id, len, lost ? KVSEL_LOST : KVSEL_DONE, kv_now_ns());
+    fleet = ksel_fleet_booked(s, id, len, &b);
+    if (fleet) {
+        ksel_tell(s, KSEL_NOTICE_FREED, &b, 0, lost);
+        (void)kvsel_free(fleet->books, id, len, lost ? KVSEL_LOST : KVSEL_DONE, kv_now_ns());
+    }
     pthread_mutex_unlock(&s->lock);
-    if (rc == 0)
-        ksel_log_event(s->log, lost ? "lost" : "free", id, len);
-    return rc;
+    if (!fleet)
+        return -ENOENT;
+    ksel_log_event(s->log, lost ? "lost" : "free", id, len);
+    return 0;
 }
 
 void ksel_api_prefill_complete(void *service, struct kh_request *request, struct kh_reply *reply)
@@ -94,11 +109,18 @@ int ksel_book(struct ksel *s, struct ksel_fleet *fleet, const char *id, size_t l
               uint64_t now_ns)
 {
     struct kvsel_booking booking = KVSEL_BOOKING_INIT;
+    struct kvsel_request owned = *request;
+    int rc;
 
     for (const struct ksel_fleet *f = s->fleets; f; f = f->next)
         if (f != fleet && kvsel_get_booking(f->books, id, len, &booking) == 0)
             return -EEXIST;
-    return kvsel_book(fleet->books, id, len, request, choice, now_ns);
+    owned.origin = s->peers.origin;
+    owned.stamp = ++s->peers.stamp;
+    rc = kvsel_book(fleet->books, id, len, &owned, choice, now_ns);
+    if (rc == 0)
+        ksel_tell_booked(s, fleet, id, len, &owned, choice, now_ns);
+    return rc;
 }
 
 static void answer(struct ksel *s, const char *id, size_t id_len, struct kv_holder worker,

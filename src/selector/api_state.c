@@ -124,18 +124,81 @@ void ksel_api_ready(void *service, struct kh_request *request, struct kh_reply *
     reply->status = ready ? 200 : 503;
 }
 
-void ksel_api_replica_sync(void *service, struct kh_request *request, struct kh_reply *reply)
+/* Read the endpoint of a body into @ret. Returns false when @reply has the error. */
+static bool read_endpoint(const struct kh_request *request, struct kv_buf *ret,
+                          struct kh_reply *reply)
 {
-    (void)service;
-    (void)request;
-    kh_reply_error(reply, 409, "replica sync is disabled");
+    struct kv_buf unescaped = KV_BUF_INIT;
+    struct kv_json json;
+    struct kv_str key;
+    int rc;
+
+    if (!ksel_is_json(request, reply))
+        return false;
+    kv_json_init(&json, request->body.p, request->body.len);
+    kv_json_object(&json);
+    while (kv_json_next_key(&json, &key)) {
+        if (kv_str_eq(key, "endpoint")) {
+            struct kv_str text = kv_json_str(&json, &unescaped);
+
+            kv_buf_clear(ret);
+            kv_buf_append(ret, text.p ? text.p : "", text.len);
+            kv_buf_putc(ret, '\0');
+        } else {
+            kv_json_skip(&json);
+        }
+    }
+    rc = kv_json_finish(&json);
+    if (rc < 0)
+        kh_reply_error(reply, 400, "%s", json.error.text);
+    else if (!ret->len)
+        kh_reply_error(reply, 422, "missing field 'endpoint'");
+    else if (ret->error || unescaped.error)
+        kh_reply_error(reply, 503, "out of memory");
+    rc = ret->len && !ret->error && !unescaped.error ? rc : -EINVAL;
+    kv_buf_fini(&unescaped);
+    return rc == 0;
 }
 
-void ksel_api_replica_peers(void *service, struct kh_request *request, struct kh_reply *reply)
+static bool is_peer(struct ki_peers *peers, const char *url)
 {
-    (void)service;
-    (void)request;
-    kv_buf_puts(&reply->body, "[]");
+    char **urls;
+    long n = ki_peers_list(peers, &urls), at = 0;
+
+    while (at < n && strcmp(urls[at], url) != 0)
+        at++;
+    if (n >= 0)
+        ki_peers_free(urls, n);
+    return at < n;
+}
+
+static void register_peer(struct ki_peers *peers, const char *url, struct kh_reply *reply)
+{
+    bool known = is_peer(peers, url);
+    int rc = ki_peers_add(peers, url);
+
+    if (rc == 0)
+        ki_reply_ok(reply, known ? 200 : 201);
+    else if (rc == -EINVAL || rc == -EMSGSIZE)
+        kh_reply_error(reply, 400, "endpoint: expected " KI_PEER_URL_FORM);
+    else
+        kh_reply_error(reply, 503, "%s", rc == -ENOSPC ? "too many peers" : "out of memory");
+}
+
+void ksel_api_replica_sync(void *service, struct kh_request *request, struct kh_reply *reply)
+{
+    struct ki_peers *peers = ((struct ki_service *)service)->peers;
+    struct kv_buf url = KV_BUF_INIT;
+
+    if (read_endpoint(request, &url, reply)) {
+        if (strcmp(request->route->path, "/replica_sync/register_peer") == 0)
+            register_peer(peers, url.data, reply);
+        else if (ki_peers_remove(peers, url.data) < 0)
+            kh_reply_error(reply, 404, "peer not found");
+        else
+            ki_reply_ok(reply, 200);
+    }
+    kv_buf_fini(&url);
 }
 
 /* -- metrics ------------------------------------------------------------------------------------- */
@@ -244,4 +307,5 @@ void ksel_render(struct ki_service *service, struct kv_buf *out)
     render_plain(s, out);
     pthread_mutex_unlock(&s->lock);
     ksel_envoy_render(s, out);
+    ksel_peers_render(s, out);
 }

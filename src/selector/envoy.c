@@ -376,16 +376,29 @@ int ksel_envoy_start(struct ksel *s, struct kv_error *error)
     return rc;
 }
 
+void ksel_envoy_end(struct ksel *s)
+{
+    struct kx_server *server = NULL;
+
+    pthread_mutex_lock(&s->admin); /* against ksel_envoy_render */
+    if (s->envoy)
+        server = KV_STEAL(s->envoy->server);
+    pthread_mutex_unlock(&s->admin);
+    if (server)
+        kx_server_stop(server);
+}
+
 void ksel_envoy_stop(struct ksel *s)
 {
-    if (s->envoy)
-        kx_server_stop(s->envoy->server);
+    ksel_envoy_end(s);
     free(s->envoy);
     s->envoy = NULL;
 }
 
 void ksel_envoy_render(struct ksel *s, struct kv_buf *out)
 {
+    pthread_mutex_lock(&s->admin);
     if (s->envoy && s->envoy->server)
         kx_server_metrics(s->envoy->server, out);
+    pthread_mutex_unlock(&s->admin);
 }

@@ -16,7 +16,9 @@ int ksel_envoy_check(const struct ksel_options *options, struct kv_error *error)
 /** Serve s->options->ext_proc; NULL: nothing. Sets s->envoy. Returns 0 or a negative errno with @error. */
 int ksel_envoy_start(struct ksel *s, struct kv_error *error);
 
-/** Stop, if it runs: streams get some seconds to end. */
+/** Stop to serve, if it runs: streams get some seconds to end, and free their bookings. */
+void ksel_envoy_end(struct ksel *s);
+/** Free it, after ksel_envoy_end where it runs. */
 void ksel_envoy_stop(struct ksel *s);
 
 /** Append the metrics, if it runs. */

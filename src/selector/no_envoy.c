@@ -17,6 +17,11 @@ int ksel_envoy_start(struct ksel *s, struct kv_error *error)
     return 0;
 }
 
+void ksel_envoy_end(struct ksel *s)
+{
+    (void)s;
+}
+
 void ksel_envoy_stop(struct ksel *s)
 {
     (void)s;

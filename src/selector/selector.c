@@ -177,15 +177,26 @@ struct ksel_fleet *ksel_fleet_find(struct ksel *s, const char *model, const char
     return found;
 }
 
-static struct ksel_fleet *fleet_of(struct ksel *s, const struct ki_worker_info *info)
+struct ksel_fleet *ksel_fleet_booked(struct ksel *s, const char *id, size_t len,
+                                     struct kvsel_booking *ret)
 {
     struct ksel_fleet *f = s->fleets;
 
-    while (f && (!is_fleet(f, info->model, info->tenant) || f->block_size != info->block_size))
+    while (f && kvsel_get_booking(f->books, id, len, ret) < 0)
+        f = f->next;
+    return f;
+}
+
+struct ksel_fleet *ksel_fleet_make(struct ksel *s, const char *model, const char *group,
+                                   uint32_t block_size)
+{
+    struct ksel_fleet *f = s->fleets;
+
+    while (f && (!is_fleet(f, model, group) || f->block_size != block_size))
         f = f->next;
     if (f)
         return f;
-    f = fleet_create(s, info->model, info->tenant, info->block_size);
+    f = fleet_create(s, model, group, block_size);
     if (f) {
         f->next = s->fleets;
         s->fleets = f;
@@ -262,7 +273,7 @@ static void join(struct ksel *s, const struct ki_worker_info *info)
 
     if (record && ksel_record_lifecycle(record) == KSEL_INCOMPLETE)
         return;
-    fleet = fleet_of(s, info);
+    fleet = ksel_fleet_make(s, info->model, info->tenant, info->block_size);
     members = fleet ? realloc(fleet->members, (fleet->n_members + 1) * sizeof(*members)) : NULL;
     if (!members || set_worker(fleet, info, record) < 0) {
         if (members)
@@ -507,6 +518,7 @@ static uint64_t tick(struct ki_service *service, uint64_t now_ns)
 static int start(struct ki_service *service, struct kv_error *error)
 {
     struct ksel *s = calloc(1, sizeof(*s));
+    int rc;
 
     if (!s)
         return kv_fail(error, -ENOMEM, 0, "out of memory");
@@ -517,14 +529,24 @@ static int start(struct ki_service *service, struct kv_error *error)
     s->dirty = true;
     pthread_mutex_init(&s->admin, NULL);
     pthread_mutex_init(&s->lock, NULL);
+    ksel_notices_init(&s->peers.notices, KSEL_NOTICES_BYTES);
+    s->peers.wake.fd = -1;
     if (s->options->decision_log) {
-        int rc =
-            ksel_log_open(s->options->decision_log, s->options->decision_sample, &s->log, error);
-
+        rc = ksel_log_open(s->options->decision_log, s->options->decision_sample, &s->log, error);
         if (rc < 0)
             return rc;
     }
-    return ksel_envoy_start(s, error);
+    rc = ksel_peers_start(s, error);
+    return rc < 0 ? rc : ksel_envoy_start(s, error);
+}
+
+/* Streams of Envoy that end free their bookings, and the peers hear of it. */
+static void end(struct ki_service *service)
+{
+    struct ksel *s = ksel_of(service);
+
+    ksel_envoy_end(s);
+    ksel_peers_end(s);
 }
 
 static void stop(struct ki_service *service)
@@ -533,7 +555,8 @@ static void stop(struct ki_service *service)
 
     if (!s)
         return;
-    ksel_envoy_stop(s); /* streams that end free their bookings */
+    ksel_envoy_stop(s);
+    ksel_peers_stop(s);
     while (s->fleets) {
         struct ksel_fleet *f = s->fleets;
 
@@ -575,6 +598,7 @@ static const struct kh_route routes[] = {
     {"POST", "/reservations/{id}/output_block", ksel_api_output_block, SMALL_BODY, 0},
     {"POST", "/reservations", ksel_api_reserve, SIZE_MAX, 0},
     {"GET", "/reservations", ksel_api_reservations, 0, 0},
+    {"GET", "/bookings", ksel_api_bookings, 0, KH_ROUTE_UNMEASURED},
     {"GET", "/loads", ksel_api_loads, 0, 0},
     {"POST", "/potential_loads", ksel_api_potential_loads, SIZE_MAX, 0},
     {"POST", "/overlap_scores", ksel_api_overlap_scores, SIZE_MAX, 0},
@@ -585,13 +609,15 @@ static const struct kh_route routes[] = {
     {"GET", "/ready", ksel_api_ready, 0, KH_ROUTE_OPEN},
     {"POST", "/replica_sync/register_peer", ksel_api_replica_sync, SMALL_BODY, 0},
     {"POST", "/replica_sync/deregister_peer", ksel_api_replica_sync, SMALL_BODY, 0},
-    {"GET", "/replica_sync/peers", ksel_api_replica_peers, 0, 0},
+    {"GET", "/replica_sync/peers", ki_api_peers, 0, 0},
 };
 
 const struct ki_addition ksel_addition = {
     .routes = routes,
     .n_routes = KV_COUNT(routes),
     .start = start,
+    .streams = KSEL_FOLLOWERS_MAX,
+    .end = end,
     .stop = stop,
     .tick = tick,
     .render = ksel_render,

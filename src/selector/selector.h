@@ -22,6 +22,7 @@
 #include "selector/cache.h"
 #include "selector/decision_log.h"
 #include "selector/options.h"
+#include "selector/peers.h"
 #include "selector/record.h"
 
 #define KSEL_ADDRESS 300 /* bytes of "host:port" */
@@ -73,6 +74,7 @@ struct ksel {
     struct ksel_log *log; /* NULL: none */
     struct ksel_scratch *scratch;
     struct ksel_envoy *envoy; /* NULL: no --ext-proc */
+    struct ksel_peers peers;
 };
 
 /** Return the selector of a handler's argument. */
@@ -90,6 +92,14 @@ void ksel_sync(struct ksel *s);
 /** Find the fleet of a model and group; NULL: none. The caller holds lock, and has synced. */
 struct ksel_fleet *ksel_fleet_find(struct ksel *s, const char *model, const char *group);
 
+/** Find or make the fleet of a model, group and block size. NULL: out of memory. The caller holds lock. */
+struct ksel_fleet *ksel_fleet_make(struct ksel *s, const char *model, const char *group,
+                                   uint32_t block_size);
+
+/** Find the fleet that has a booking of this id, with *@ret; NULL: none. The caller holds lock. */
+struct ksel_fleet *ksel_fleet_booked(struct ksel *s, const char *id, size_t len,
+                                     struct kvsel_booking *ret);
+
 /** Set the trust of the fleet's workers by @views, struct ki_view of its model. The caller holds lock. */
 void ksel_fleet_trust(struct ksel *s, struct ksel_fleet *fleet, const struct kv_buf *views);
 
@@ -97,14 +107,15 @@ void ksel_fleet_trust(struct ksel *s, struct ksel_fleet *fleet, const struct kv_
 struct ksel_member *ksel_fleet_member(const struct ksel_fleet *fleet, struct kv_holder holder);
 
 /**
- * Book as kvsel_book does, unless any fleet has a booking of this id: -EEXIST. The caller holds lock.
+ * Book as kvsel_book does, and tell the peers, unless any fleet has a booking of this id: -EEXIST. The caller
+ * holds lock.
  */
 int ksel_book(struct ksel *s, struct ksel_fleet *fleet, const char *id, size_t len,
               const struct kvsel_request *request, const struct kvsel_choice *choice,
               uint64_t now_ns);
 
 /*
- * Tell of a booking's progress and end, which the decision log notes, too. They take the lock. Return 0 or
+ * Note a booking's progress and end; the decision log and the peers are told, too. They take the lock. Return 0 or
  * -ENOENT.
  */
 int ksel_first_token(struct ksel *s, const char *id, size_t len);
@@ -152,7 +163,6 @@ void ksel_api_add_worker(void *service, struct kh_request *request, struct kh_re
 void ksel_api_patch_worker(void *service, struct kh_request *request, struct kh_reply *reply);
 void ksel_api_delete_worker(void *service, struct kh_request *request, struct kh_reply *reply);
 void ksel_api_replica_sync(void *service, struct kh_request *request, struct kh_reply *reply);
-void ksel_api_replica_peers(void *service, struct kh_request *request, struct kh_reply *reply);
 
 /* Parts of GET /workers and /metrics (struct ki_addition). */
 void ksel_write_one(struct ki_service *service, const struct ki_worker_info *infos, long n,

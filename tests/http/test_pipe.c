@@ -5,6 +5,7 @@
 #include <stdatomic.h>
 #include <unistd.h>
 
+#include "base/core/clock.h"
 #include "base/core/error.h"
 #include "base/unit.h"
 
@@ -169,6 +170,33 @@ static void a_parked_reader_is_woken_once(void **state)
     teardown(f);
 }
 
+static void *wait_for_ever(void *arg)
+{
+    struct fixture *f = arg;
+
+    f->written = kh_pipe_wait(f->pipe, kv_now_ns() + 3600 * KV_NS_PER_S);
+    return NULL;
+}
+
+static void an_idle_writer_is_nudged_or_told(void **state)
+{
+    struct fixture *f = setup(100);
+    pthread_t writer;
+
+    (void)state;
+    assert_int_equal(kh_pipe_wait(f->pipe, kv_now_ns() + KV_NS_PER_MS), 0); /* its time is over */
+    kh_pipe_nudge(f->pipe);                                                 /* before the wait */
+    assert_null(wait_for_ever(f));
+    assert_int_equal(f->written, 0);
+    for (int cancel = 0; cancel < 2; cancel++) {
+        assert_int_equal(pthread_create(&writer, NULL, wait_for_ever, f), 0);
+        (cancel ? kh_pipe_cancel : kh_pipe_nudge)(f->pipe);
+        pthread_join(writer, NULL);
+        assert_int_equal(f->written, cancel ? -EPIPE : 0);
+    }
+    teardown(f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -176,6 +204,7 @@ int main(void)
         cmocka_unit_test(a_reader_that_leaves_ends_the_writer),
         cmocka_unit_test(breaking_off_is_no_end),
         cmocka_unit_test(a_parked_reader_is_woken_once),
+        cmocka_unit_test(an_idle_writer_is_nudged_or_told),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

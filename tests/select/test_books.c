@@ -284,7 +284,8 @@ static void test_random(void **state)
 static void test_ids(void **state)
 {
     static const char zeros[] = "a\0b", long_id[5000] = "x";
-    struct kvsel_request request = {.size = sizeof(request), .tokens = 10};
+    struct kvsel_request request = {
+        .size = sizeof(request), .tokens = 10, .origin = 7, .stamp = UINT64_MAX};
     struct kvsel_choice choice = {.size = sizeof(choice), .worker = {1, 0}, .uncovered = 99};
     struct kvsel_booking booking = KVSEL_BOOKING_INIT;
     struct kvsel_stats stats = KVSEL_STATS_INIT;
@@ -301,6 +302,8 @@ static void test_ids(void **state)
     assert_int_equal(kvsel_book(s, zeros, 3, &request, &choice, 1), -EEXIST);
     assert_int_equal(kvsel_get_booking(s, zeros, 3, &booking), 0);
     assert_int_equal(booking.uncovered, 10); /* no more than the prompt has */
+    assert_int_equal(booking.origin, 7);
+    assert_int_equal(booking.stamp, UINT64_MAX);
     assert_int_equal(kvsel_get_load(s, choice.worker, &load), 0);
     assert_int_equal(load.requests, 4);
     assert_false(load.known);

@@ -186,6 +186,8 @@ static int check_pace(struct ki_fetch *f, uint64_t ns)
 {
     uint64_t ms;
 
+    if (f->opts.trickles)
+        return 0;
     f->waited_ns += ns;
     ms = f->waited_ns / KV_NS_PER_MS;
     if (ms < f->opts.stall_ms)

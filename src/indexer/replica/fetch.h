@@ -21,7 +21,8 @@ struct ki_fetch_opts {
     const char *ca_file; /* or NULL */
     uint32_t connect_ms, total_ms;
     uint32_t
-        stall_ms; /* longest silence, and longest time in which less comes than KI_SLOWEST_... */
+        stall_ms;  /* longest silence, and longest time in which less comes than KI_SLOWEST_... */
+    bool trickles; /* the body is sent as it comes about: only silence ends it */
     const _Atomic int *stop; /* or NULL */
 };
 
