@@ -6,6 +6,9 @@
  * connections, each with one request out. Rounds of all servers are interleaved; figures are
  * medians of the rounds. On a busy machine trust the server's CPU time per request.
  *
+ * At the end, the CPU time of a hybrid's /query, of the one with full attention alone. The hybrid has
+ * a window and a state beside, with what vLLM keeps of them by default.
+ *
  * Usage: http_bench [ROUNDS [MS_PER_ROUND]]
  */
 #include <pthread.h>
@@ -22,11 +25,28 @@
 #include "support.h"
 
 #define PROMPTS 64
-#define HOLDERS_PER_PROMPT 4
+#define WORKERS 64
 #define BLOCK 16
 #define MAX_TOKENS 8192
 #define VOCABULARY 150000
 #define MAX_ROUNDS 101
+#define WINDOW 8 /* blocks of a hybrid's window */
+
+/* A model: the workers that hold each prompt, and whether it is a hybrid. */
+struct fleet {
+    const char *model;
+    uint32_t holders;
+    bool hybrid;
+};
+
+enum { FEW, HYBRID_FEW, MANY, HYBRID_MANY, N_FLEETS };
+
+static const struct fleet fleets[N_FLEETS] = {
+    [FEW] = {BENCH_MODEL, 4, false},
+    [HYBRID_FEW] = {"few-hybrid", 4, true},
+    [MANY] = {"many", 64, false},
+    [HYBRID_MANY] = {"many-hybrid", 64, true},
+};
 
 /* Make prompt @p, the same for the server's index and the client's requests. */
 static void make_prompt(size_t p, uint32_t *tokens)
@@ -58,26 +78,76 @@ static void observe(void *arg, const struct kh_request *request, unsigned status
     ki_telemetry_request(((struct ki_service *)arg)->telemetry, request, status);
 }
 
+/* Give a hybrid's window and state what they have where a prompt ends behind @n blocks. */
+static void fill_groups(struct kvi_index *index, struct kv_holder holder,
+                        const struct kv_block *blocks, size_t n)
+{
+    uint64_t names[WINDOW];
+
+    for (size_t i = 0; i < WINDOW; i++)
+        names[i] = blocks[n - WINDOW + i].hash;
+    require(kvi_add_known(index, kvi_window_of(holder, KV_TIER_DEVICE, 0, 0), names, WINDOW) >= 0 &&
+                kvi_add_known(index, kvi_window_of(holder, KV_TIER_DEVICE, 0, 1),
+                              names + WINDOW - 1, 1) >= 0,
+            "a hybrid's groups");
+}
+
+static void set_groups(struct kvi_index *index)
+{
+    const struct kvi_window window = {.group = 1, .window = 128, .need = WINDOW, .stride = 1},
+                            state = {.group = 2, .need = 1, .stride = 1, .needs = KV_NEEDS_STATE};
+
+    for (uint64_t worker = 0; worker < WORKERS; worker++) {
+        struct kv_holder holder = {.worker = worker};
+
+        require(kvi_set_window(index, holder, &window) == 0 &&
+                    kvi_set_window(index, holder, &state) == 1,
+                "a hybrid's windows");
+    }
+}
+
 /* Fill the index: some workers hold each prompt whole, and every worker holds other prompts as
  * well. */
-static void fill(struct kvi_index *index)
+static void fill(struct kvi_index *index, const struct fleet *fleet)
 {
     static uint32_t tokens[MAX_TOKENS];
     static uint64_t hashes[MAX_TOKENS / BLOCK];
     static struct kv_block blocks[MAX_TOKENS / BLOCK];
     size_t n = MAX_TOKENS / BLOCK;
 
+    if (fleet->hybrid)
+        set_groups(index);
     for (size_t p = 0; p < PROMPTS; p++) {
         make_prompt(p, tokens);
         kve_hash_tokens(KVE_SEED, tokens, MAX_TOKENS, BLOCK, false, hashes);
         for (size_t i = 0; i < n; i++)
             blocks[i] = (struct kv_block){.hash = (uint64_t)p << 32 | i, .tokens_hash = hashes[i]};
-        for (uint64_t h = 0; h < HOLDERS_PER_PROMPT; h++) {
-            struct kv_holder holder = {.worker = (p + h * 7) % 32, .rank = 0};
+        for (uint64_t h = 0; h < fleet->holders; h++) {
+            struct kv_holder holder = {.worker = (p + h * 7) % WORKERS, .rank = 0};
 
             require(kvi_store(index, holder, KV_TIER_DEVICE, NULL, blocks, n, NULL) == 0, "fill");
+            for (size_t end = 512 / BLOCK; fleet->hybrid && end <= n; end *= 2)
+                fill_groups(index, holder, blocks, end);
         }
     }
+}
+
+/* Register a worker of the fleet's model, and fill its index. */
+static void add_fleet(struct ki_registry *registry, const struct fleet *fleet)
+{
+    const struct ki_registration worker = {.instance = 1 + (uint64_t)(fleet - fleets),
+                                           .block_size = BLOCK,
+                                           .endpoint = "ipc:///nonexistent/kv-bench",
+                                           .model = (char *)fleet->model,
+                                           .tenant = "default"};
+    struct kv_error error = {0};
+    struct ki_model *model;
+
+    require(ki_registry_register(registry, &worker, &error) == 0, error.text);
+    model = ki_registry_model(registry, worker.model, worker.tenant);
+    require(model != NULL, "model");
+    fill(model->index, fleet);
+    ki_model_release(model);
 }
 
 static struct kh_http *start_server(struct ki_service *service, uint16_t *ret_port)
@@ -89,11 +159,6 @@ static struct kh_http *start_server(struct ki_service *service, uint16_t *ret_po
         {"POST", "/query_by_hash", ki_api_query_by_hash, 8 << 20, 0},
     };
     const struct ki_registry_opts registry = {.threads = 1};
-    const struct ki_registration worker = {.instance = 1,
-                                           .block_size = BLOCK,
-                                           .endpoint = "ipc:///nonexistent/kv-bench",
-                                           .model = BENCH_MODEL,
-                                           .tenant = "default"};
     const struct kh_http_opts opts = {
         .threads = 2,
         .max_connections = 100,
@@ -106,18 +171,14 @@ static struct kh_http *start_server(struct ki_service *service, uint16_t *ret_po
         .arg = service,
     };
     struct kv_error error = {0};
-    struct ki_model *model;
     struct kh_http *http;
     int fd;
 
     pthread_mutex_init(&service->lock, NULL);
     require(ki_telemetry_create(routes, KV_COUNT(routes), &service->telemetry) == 0, "telemetry");
     require(ki_registry_create(&registry, &service->registry) == 0, "registry");
-    require(ki_registry_register(service->registry, &worker, &error) == 0, error.text);
-    model = ki_registry_model(service->registry, worker.model, worker.tenant);
-    require(model != NULL, "model");
-    fill(model->index);
-    ki_model_release(model);
+    for (size_t i = 0; i < N_FLEETS; i++)
+        add_fleet(service->registry, &fleets[i]);
     require(kh_http_bind("127.0.0.1", 0, &fd, ret_port, &error) == 0, error.text);
     require(kh_http_start(fd, &opts, &http, &error) == 0, error.text);
     return http;
@@ -258,6 +319,43 @@ static void run_case(const struct server *server, const char *name, size_t n, bo
             kv_buf_fini(&requests[s][p].text);
 }
 
+/* CPU time of a hybrid's /query, of the plain model's next to it; the same prompts, in turns. */
+static void run_hybrid(const struct server *server, const struct fleet *pair, size_t n,
+                       size_t rounds, uint64_t ms)
+{
+    static struct request requests[2][PROMPTS];
+    static double cpu[2][MAX_ROUNDS];
+    static uint32_t tokens[MAX_TOKENS];
+    struct kv_buf body = KV_BUF_INIT;
+    double seconds;
+
+    for (size_t p = 0; p < PROMPTS; p++) {
+        make_prompt(p, tokens);
+        for (int k = 0; k < 2; k++) {
+            write_query(&body, pair[k].model, tokens, n);
+            request_make(&requests[k][p], "/query", "application/json", &body);
+        }
+    }
+    for (int k = 0; k < 2; k++)
+        check_answer(server, &requests[k][3], n);
+    for (size_t i = 0; i < rounds; i++)
+        for (int k = 0; k < 2; k++) {
+            double before = cpu_seconds(server);
+            uint64_t n_done = http_load(server->port, requests[k], PROMPTS, ms, 0, &seconds);
+
+            cpu[k][i] = (cpu_seconds(server) - before) * 1e6 / (double)n_done;
+        }
+    bench_line("http_hybrid",
+               "'holders':%u,'tokens':%zu,'rounds':%zu,'plain_cpu_us':%.1f,'hybrid_cpu_us':%.1f,"
+               "'hybrid_to_plain':%.3f",
+               pair->holders, n, rounds, bench_median(cpu[0], rounds), bench_median(cpu[1], rounds),
+               bench_median(cpu[1], rounds) / bench_median(cpu[0], rounds));
+    for (int k = 0; k < 2; k++)
+        for (size_t p = 0; p < PROMPTS; p++)
+            kv_buf_fini(&requests[k][p].text);
+    kv_buf_fini(&body);
+}
+
 int main(int argc, char **argv)
 {
     bench_usage(argc, argv, "[ROUNDS [MS_PER_ROUND]]");
@@ -273,6 +371,9 @@ int main(int argc, char **argv)
     run_case(&server, "json", 8192, false, rounds, ms);
     run_case(&server, "msgpack_bin", 512, true, rounds, ms);
     run_case(&server, "msgpack_bin", 8192, true, rounds, ms);
+    run_hybrid(&server, &fleets[FEW], 512, rounds, ms);
+    run_hybrid(&server, &fleets[MANY], 1024, rounds, ms);
+    run_hybrid(&server, &fleets[MANY], 8192, rounds, ms);
     close(server.to);
     waitpid(server.pid, NULL, 0);
     return 0;

@@ -48,7 +48,7 @@ INDEX = [
     index("lookup of 64 blocks, 19 of them held by all 256 workers", "find_warm", "p50_ns", "ns"),
     index("writes, a prompt of 64 blocks dropped and one stored", "writes", "blocks_per_s", "blocks/s", of="blocks_per_s", target=value_least(8e6),
           **FLAT),
-    Row("memory a holder-block of hybrids (window and state beside)", {"bench": "hybrid", "figure": "memory", "groups": "full, window, state"},
+    Row("memory a holder-block of hybrids (window and state beside), 12.8M of them", {"bench": "hybrid", "figure": "memory", "groups": "full, window, state"},
         "bytes_per_holder_block", "B", words="full attention alone", of="bytes_per_holder_block", of_line={"groups": "full"}, target=value_most(28)),
 ]
 
@@ -82,6 +82,11 @@ def http(figure, case, tokens, bound):
                ratio="of_echo", target=bound and at_least(bound))
 
 
+def hybrid(figure, tokens, holders):
+    return Row(figure, {"bench": "http_hybrid", "tokens": tokens, "holders": holders}, "hybrid_cpu_us", "µs of CPU", words="full attention alone",
+               of="plain_cpu_us", ratio="hybrid_to_plain", target=at_most(1.3))
+
+
 def beside(figure, tokens, holders):
     return Row(figure, {"bench": "indexer", "figure": "query", "tokens": tokens, "holders": holders, "indexer": "kvasir"}, "server_cpu_us", "µs of CPU")
 
@@ -91,6 +96,9 @@ INDEXER = [
     http("`/query`, 8192 ids as JSON", "json", 8192, 0.3),
     http("`/query`, 512 ids as msgpack", "msgpack_bin", 512, None),
     http("`/query`, 8192 ids as msgpack", "msgpack_bin", 8192, 0.6),
+    hybrid("`/query` of hybrids (window and state beside), 512 ids, 4 holders", 512, 4),
+    hybrid("the same, 1024 ids, 64 holders of the whole prompt", 1024, 64),
+    hybrid("the same, 8192 ids, 64 holders", 8192, 64),
     beside("server's time a `/query`, 512 ids, 4 holders", 512, 4),
     beside("the same, 8192 ids, 64 holders", 8192, 64),
     Row("memory 1 s after a burst of 4.2M holder-blocks, of settled", {"bench": "indexer", "figure": "memory", "indexer": "kvasir"},

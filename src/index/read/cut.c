@@ -43,7 +43,7 @@ static int first_tier(const struct cut *cut)
  * The share of an overlay that begins with block @p of the prompt or before it, or KVI_NO_SHARE. Fast for
  * questions in ascending or descending order of @p.
  */
-static size_t share_before(struct kvi_view *view, int tier, uint32_t overlay, uint32_t p)
+static inline size_t share_before(struct kvi_view *view, int tier, uint32_t overlay, uint32_t p)
 {
     size_t *at = &view->at[tier][overlay];
 
@@ -109,7 +109,7 @@ struct stretch {
 };
 
 /* The blocks of a tmap that end with @i and have bit @bit as it has. */
-static struct stretch in_tmap(const struct kvi_tmap *tmap, uint32_t i, uint32_t bit)
+static inline struct stretch in_tmap(const struct kvi_tmap *tmap, uint32_t i, uint32_t bit)
 {
     struct stretch s = {kvi_tmap_get(tmap, i) >> bit & 1, 0};
 
@@ -129,7 +129,7 @@ static struct stretch in_tmap(const struct kvi_tmap *tmap, uint32_t i, uint32_t 
 }
 
 /* The stretch of window @number on the device that ends with block @p. */
-static struct stretch stretch_in(struct kvi_view *view, uint32_t number, uint32_t p)
+static inline struct stretch stretch_in(struct kvi_view *view, uint32_t number, uint32_t p)
 {
     size_t at = share_before(view, KV_TIER_DEVICE, number / KVI_OVERLAY_WINDOWS, p);
     uint32_t bit = kvi_window_tier(number), in;
@@ -322,6 +322,33 @@ static bool is_alone(const struct kvi_view *view)
     return view->windows->alone && view->windows->n;
 }
 
+/*
+ * The longest match within @reach that all windows can serve where that is simple (kvi_windows.simple), on the
+ * device: each kind goes back over stretches of whole blocks until it has what it needs.
+ */
+static uint32_t agree_simply(struct cut *cut, uint32_t reach)
+{
+    const struct kvi_windows *windows = cut->windows;
+    uint32_t now = reach, hit;
+
+    do {
+        hit = now;
+        for (uint32_t k = 0; k < windows->n_kinds; k++) {
+            uint32_t kind = windows->first[k], at = now;
+            const struct kvi_window *w = window_at(cut, kind);
+
+            while (at > kv_needs_first(w->needs, w->need, now)) {
+                struct stretch s = stretch_of(cut, kind, at - 1);
+
+                at -= KV_MIN(s.n, at);
+                if (!s.has)
+                    now = at;
+            }
+        }
+    } while (now < hit);
+    return now;
+}
+
 static uint32_t agree(struct cut *cut, uint32_t reach)
 {
     uint32_t verified = 0, hit = cut_full(cut, reach), now = hit;
@@ -405,7 +432,9 @@ void kvi_cut_reach(struct kvi_view *view, uint32_t reach[KV_N_TIERS])
     bool alone = is_alone(view);
     uint32_t all = alone ? path_length(view) : 0, had = alone ? all : reach[KV_TIER_DEVICE];
 
-    reach[KV_TIER_DEVICE] = cut.base = had ? agree(&cut, had) : 0;
+    reach[KV_TIER_DEVICE] = cut.base = view->windows->simple ? agree_simply(&cut, had)
+                                       : had                 ? agree(&cut, had)
+                                                             : 0;
     for (cut.tier = KV_TIER_DEVICE + 1; cut.tier < KV_N_TIERS; cut.tier++)
         reach[cut.tier] =
             view->below ? reach_below(&cut, alone, all, reach[cut.tier - 1]) : reach[cut.tier - 1];

@@ -18,7 +18,10 @@ struct kvi_share {
     size_t above;        /* the same holder's share of the chain above, or KVI_NO_SHARE */
 };
 
-/** The windows of one main holder along the path. Of last and at the first kvi_overlays_of count. */
+/**
+ * The windows of one main holder along the path. Of last and at the first kvi_overlays_of count, and of tiers
+ * below the device only where something may be in them, or the holder has windows alone.
+ */
 struct kvi_view {
     const struct kvi_windows *windows;
     const struct kvi_share *shares;

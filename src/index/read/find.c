@@ -24,8 +24,8 @@ struct slots {
     struct windowed {
         const struct kvi_windows *windows;
         size_t item;
-        size_t share; /* the deepest share of the holder's own blocks, or KVI_NO_SHARE */
-        bool below;   /* some of them may be in lower tiers */
+        size_t share; /* its deepest share of blocks that may be in lower tiers, or KVI_NO_SHARE */
+        bool below;   /* there is one */
     } * windowed;     /* items whose holders have windows */
     size_t n_windowed, windowed_capacity;
     size_t n;
@@ -187,17 +187,19 @@ static size_t add_share(struct slots *slots, const struct kvi_share *share)
 }
 
 /*
- * Note for cut_matches in which tiers a holder with windows has the @len blocks from @depth on.
+ * Note for cut_matches in which lower tiers a holder with windows has the @len blocks from @depth on.
  * Returns 0, -ENOMEM or DISTURBED.
  */
-__attribute__((noinline, cold)) static int take_main(struct find *find, uint64_t entry,
-                                                     uint32_t depth, uint32_t len)
+__attribute__((noinline)) static int take_main(struct find *find, uint64_t entry, uint32_t depth,
+                                               uint32_t len)
 {
     uint32_t id = kvi_entry_holder(entry);
     struct windowed *of = &find->slots->windowed[find->slots->slot[id].item & ~WINDOWED];
     const struct kvi_tmap *tmap = NULL;
     size_t share;
 
+    if (kvi_entry_mask(entry) == 1u << KV_TIER_DEVICE) /* they don't count in lower tiers */
+        return 0;
     if (!kvi_entry_mask(entry)) {
         tmap = kvi_tmap_at(find->ix, entry);
         if (!tmap || tmap->capacity < len)
@@ -211,7 +213,7 @@ __attribute__((noinline, cold)) static int take_main(struct find *find, uint64_t
                                                        .above = of->share});
     if (share == KVI_NO_SHARE)
         return -ENOMEM;
-    of->below |= kvi_entry_mask(entry) != 1u << KV_TIER_DEVICE;
+    of->below = true;
     of->share = share;
     return 0;
 }
@@ -257,8 +259,8 @@ static int take_overlay(struct find *find, const struct kvi_holder *overlay, uin
  * Handle an entry of an overlay, or of a holder with windows. find->met is its item, or NULL. Kept out
  * of the common path.
  */
-__attribute__((noinline, cold)) static int meet_windowed(struct find *find, uint64_t entry,
-                                                         uint32_t depth, uint32_t len)
+__attribute__((noinline)) static int meet_windowed(struct find *find, uint64_t entry,
+                                                   uint32_t depth, uint32_t len)
 {
     const struct kvi_holder *holder = kvi_holder_at(find->ix, kvi_entry_holder(entry));
     const struct kvi_windows *windows;
@@ -295,7 +297,7 @@ static inline int meet(struct find *find, uint64_t entry, uint32_t depth, uint32
      * The holder is in this chain but not in those above: a store isn't finished, or a removal has
      * begun.
      */
-    if (depth && !find->slots->n_shares)
+    if (depth && !find->slots->n_shares && !find->slots->n_windowed)
         return 0;
     holder = kvi_holder_at(find->ix, id);
     if (!holder)
@@ -421,7 +423,7 @@ static void look_at_overlays(const struct slots *slots, const struct kvi_windows
 }
 
 /* Cut the matches of holders with windows to what the windows allow. Returns 0 or -ENOMEM. */
-__attribute__((noinline, cold)) static int cut_matches(struct find *find)
+__attribute__((noinline)) static int cut_matches(struct find *find)
 {
     struct slots *slots = find->slots;
     struct kvi_matches *matches = find->matches;
@@ -431,22 +433,28 @@ __attribute__((noinline, cold)) static int cut_matches(struct find *find)
     for (size_t i = 0; i < slots->n_windowed && !rc; i++) {
         const struct kvi_windows *windows = slots->windowed[i].windows;
         struct kvi_match *item = &matches->items[slots->windowed[i].item];
+        bool below = slots->windowed[i].below;
+        uint32_t n_tiers = below || windows->lower || windows->alone ? KV_N_TIERS : 1;
         struct kvi_view view;
 
         view.windows = windows;
         view.shares = slots->shares;
         view.main = slots->windowed[i].share;
         view.n = (uint32_t)find->n;
-        view.below = slots->windowed[i].below;
-        for (uint32_t t = 0; t < KV_N_TIERS; t++)
+        view.below = below;
+        for (uint32_t t = 0; t < n_tiers; t++)
             look_at_overlays(slots, windows, t, &view, item);
         if (find->groups)
             rc = kvi_add_groups(find->groups, &view, item->holder, item->reach);
         kvi_cut_reach(&view, item->reach);
     }
-    for (size_t i = 0; i < matches->n; i++)
-        if (matches->items[i].reach[KV_N_TIERS - 1])
-            matches->items[kept++] = matches->items[i];
+    for (size_t i = 0; i < matches->n; i++) {
+        if (!matches->items[i].reach[KV_N_TIERS - 1])
+            continue;
+        if (kept != i)
+            matches->items[kept] = matches->items[i];
+        kept++;
+    }
     matches->n = kept;
     return rc;
 }

@@ -54,12 +54,29 @@ static bool ends_inside(const struct kvi_windows *windows)
     return larger && !windows->alone;
 }
 
+/* Whether all windows have blocks of the registered size, and need runs of them, or the last one. */
+static bool is_simple(const struct kvi_windows *windows)
+{
+    for (uint32_t i = 0; i < windows->n; i++) {
+        const struct kvi_window *w = &windows->items[i];
+
+        if (w->stride > 1 || kvi_window_parts(w) > 1 ||
+            (w->needs != KV_NEEDS_RUN && w->needs != KV_NEEDS_STATE))
+            return false;
+    }
+    return !windows->drops;
+}
+
 /* Work out what each lookup would. */
 static void make_plan(struct kvi_windows *windows)
 {
     windows->n_kinds = 0;
     windows->align = 1;
     windows->inside = ends_inside(windows);
+    windows->simple = is_simple(windows);
+    windows->lower = false;
+    for (uint32_t i = KVI_OVERLAYS; i < KV_N_TIERS * KVI_OVERLAYS; i++)
+        windows->lower |= windows->overlays[i / KVI_OVERLAYS][i % KVI_OVERLAYS] != NULL;
     for (uint32_t i = 0; i < windows->n; i++) {
         const struct kvi_window *w = &windows->items[windows->order[i]];
         uint8_t k = 0;

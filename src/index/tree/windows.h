@@ -44,6 +44,8 @@ struct kvi_windows {
     uint8_t kind[KVI_MAX_WINDOWS];  /* of each window, in the order */
     uint8_t first[KVI_MAX_WINDOWS]; /* of each kind, the place of its first window in the order */
     bool inside;                    /* a match may end inside of a window's block */
+    bool lower;                     /* there are overlays of tiers below the device */
+    bool simple;                    /* runs and states of whole blocks alone, and nothing drops */
     uint32_t align;                 /* a match is a multiple of this many blocks */
     struct kvi_holder *overlays[KV_N_TIERS][KVI_OVERLAYS]; /* NULL: no blocks there */
 };
