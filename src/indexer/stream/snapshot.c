@@ -1,4 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
+/*
+ * Snapshots: taken from a listener, written into a dump, read from one, and given to the replica's
+ * listener. The state's members are those of state.c.
+ *
+ * Invariant: a listener takes either all of a snapshot, or its position alone. The second is so where
+ * blocks may be missing (torn), or where a dump named a reader's state that this version doesn't know
+ * (unusable): the listener then reads the stream from the beginning.
+ */
 #include "indexer/stream/snapshot.h"
 
 #include <errno.h>

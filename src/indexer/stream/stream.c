@@ -132,7 +132,7 @@ enum ki_known ki_stream_lookup(const struct kh_stream *s, const struct ki_batch_
 {
     uint32_t at = id->sequence % KI_STREAM_WINDOW;
 
-    if (!s->window[at].used || s->window[at].sequence != id->sequence)
+    if (!s->window[at].next || s->window[at].next != id->sequence + 1)
         return KI_UNKNOWN;
     return s->window[at].digest == id->digest ? KI_SAME : KI_OTHER;
 }
@@ -163,8 +163,7 @@ void ki_stream_accept(struct kh_stream *s, const struct ki_batch_id *id)
     if (!ki_stream_has_blocks(s) && id->sequence == 0)
         s->reasons &=
             ~KI_REASONS_LOST; /* nothing is missing before batch 0; a 1 may come behind a lost one */
-    s->window[at].used = true;
-    s->window[at].sequence = id->sequence;
+    s->window[at].next = id->sequence + 1;
     s->window[at].digest = id->digest;
     s->base = KI_BASE_OWN;
     s->position = id->sequence;

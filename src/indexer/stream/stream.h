@@ -130,8 +130,8 @@ struct kh_stream {
     uint64_t position; /* number of the last batch applied */
     double timestamp;
     struct {
-        bool used;
-        uint64_t sequence, digest;
+        uint64_t next; /* number behind the batch's; 0: none is here */
+        uint64_t digest;
     } window[KI_STREAM_WINDOW];
     /*
      * Batches behind the position are missing. The replay under way, or the next connection's, ends that;

@@ -1,4 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+/*
+ * The first question of a batch makes the list, since most batches have no smaller blocks and get no
+ * question. The list is sorted: a question is a binary search.
+ *
+ * Invariant: while `made` is true, the list has the main blocks that `batch` stores, and no others.
+ */
 #include "indexer/view/small/main_names.h"
 
 #include <stdlib.h>
