@@ -31,6 +31,7 @@ struct kvp_nats_sub {
     LIST_ENTRY(kvp_nats_sub) list;
     struct kvp_nats *nats;
     char *subject;
+    char *stream, *durable; /* NULL: plain NATS */
     size_t pending_bytes;
     kvp_nats_fn fn;
     void *arg;
@@ -203,6 +204,30 @@ static void disconnect(struct kvp_nats *nats)
     nats->link = NULL;
 }
 
+static const char *explain_sub(int err)
+{
+    switch (err) {
+    case -ENOMEM:
+        return "no memory for a subscription";
+    case -ENOENT:
+        return "no such stream, or no JetStream";
+    case -EBUSY:
+        return "another subscriber has the durable consumer";
+    case -ETIMEDOUT:
+        return "JetStream doesn't answer";
+    default:
+        return "a subject can't be subscribed to";
+    }
+}
+
+static int subscribe(struct kvp_nats *nats, struct kvp_nats_sub *sub, struct kvp_link_sub **ret)
+{
+    const struct kvp_nats_durable durable = {sub->stream, sub->durable};
+
+    return nats->abi->subscribe(nats->link, sub->subject, sub->durable ? &durable : NULL,
+                                sub->pending_bytes, on_message, sub, ret);
+}
+
 /* Bring one subscription to the state that is asked for. The lock is held, and released between. */
 static void settle_sub(struct kvp_nats *nats, struct kvp_nats_sub *sub)
 {
@@ -218,13 +243,11 @@ static void settle_sub(struct kvp_nats *nats, struct kvp_nats_sub *sub)
     }
     pthread_mutex_unlock(&nats->lock);
     if (!ending)
-        err = nats->abi->subscribe(nats->link, sub->subject, sub->pending_bytes, on_message, sub,
-                                   &link);
+        err = subscribe(nats, sub, &link);
     else if (link)
         nats->abi->unsubscribe(link);
     if (err < 0)
-        tell_error(nats, err == -ENOMEM ? "no memory for a subscription"
-                                        : "a subject can't be subscribed to");
+        tell_error(nats, explain_sub(err));
     if (err < 0 && err != -EINVAL) /* the server may never be lost: it has to be tried again */
         nats->again_ns = kv_ns_after(kv_now_ns(), nats->opts.reconnect_ms);
     pthread_mutex_lock(&nats->lock);
@@ -566,24 +589,33 @@ int kvp_nats_flush(struct kvp_nats *nats, uint32_t timeout_ms)
 
 /* ---- subscriptions ---- */
 
-int kvp_nats_subscribe(struct kvp_nats *nats, const char *subject, size_t pending_bytes,
-                       kvp_nats_fn fn, void *arg, struct kvp_nats_sub **ret)
+static void sub_free(struct kvp_nats_sub *sub)
 {
-    struct kvp_nats_sub *sub;
+    free(sub->subject);
+    free(sub->stream);
+    free(sub->durable);
+    free(sub);
+}
 
-    if (!subject || !*subject)
-        return -EINVAL;
-    sub = calloc(1, sizeof(*sub));
-    if (sub)
-        sub->subject = strdup(subject);
-    if (!sub || !sub->subject) {
-        free(sub);
+/* Make a subscription, and let the thread make it known to the server. */
+static int add_sub(struct kvp_nats *nats, const struct kvp_nats_sub *like,
+                   struct kvp_nats_sub **ret)
+{
+    struct kvp_nats_sub *sub = calloc(1, sizeof(*sub));
+
+    if (!sub)
+        return -ENOMEM;
+    sub->nats = nats;
+    sub->subject = strdup(like->subject);
+    sub->stream = like->stream ? strdup(like->stream) : NULL;
+    sub->durable = like->durable ? strdup(like->durable) : NULL;
+    if (!sub->subject || !sub->stream != !like->stream || !sub->durable != !like->durable) {
+        sub_free(sub);
         return -ENOMEM;
     }
-    sub->nats = nats;
-    sub->pending_bytes = pending_bytes ? pending_bytes : PENDING_BYTES;
-    sub->fn = fn;
-    sub->arg = arg;
+    sub->pending_bytes = like->pending_bytes ? like->pending_bytes : PENDING_BYTES;
+    sub->fn = like->fn;
+    sub->arg = like->arg;
     pthread_mutex_lock(&nats->lock);
     LIST_INSERT_HEAD(&nats->subs, sub, list);
     nats->subs_changed = true;
@@ -591,6 +623,38 @@ int kvp_nats_subscribe(struct kvp_nats *nats, const char *subject, size_t pendin
     pthread_mutex_unlock(&nats->lock);
     *ret = sub;
     return 0;
+}
+
+int kvp_nats_subscribe(struct kvp_nats *nats, const char *subject, size_t pending_bytes,
+                       kvp_nats_fn fn, void *arg, struct kvp_nats_sub **ret)
+{
+    struct kvp_nats_sub like = {.subject = (char *)(uintptr_t)subject,
+                                .pending_bytes = pending_bytes,
+                                .fn = fn,
+                                .arg = arg};
+
+    return subject && *subject ? add_sub(nats, &like, ret) : -EINVAL;
+}
+
+/* True for a name that stands in subjects of JetStream's requests. */
+static bool is_name(const char *text)
+{
+    return text && is_subject(text) && !text[strcspn(text, ".*>/\\")];
+}
+
+int kvp_nats_subscribe_durable(struct kvp_nats *nats, const char *subject,
+                               const struct kvp_nats_durable *durable, kvp_nats_fn fn, void *arg,
+                               struct kvp_nats_sub **ret)
+{
+    struct kvp_nats_sub like = {.subject = (char *)(uintptr_t)subject,
+                                .stream = (char *)(uintptr_t)durable->stream,
+                                .durable = (char *)(uintptr_t)durable->name,
+                                .fn = fn,
+                                .arg = arg};
+
+    if (!subject || !is_subject(subject) || !is_name(durable->stream) || !is_name(durable->name))
+        return -EINVAL;
+    return add_sub(nats, &like, ret);
 }
 
 void kvp_nats_unsubscribe(struct kvp_nats_sub *sub)
@@ -607,8 +671,7 @@ void kvp_nats_unsubscribe(struct kvp_nats_sub *sub)
     while (!sub->ended)
         pthread_cond_wait(&nats->ended, &nats->lock);
     pthread_mutex_unlock(&nats->lock);
-    free(sub->subject);
-    free(sub);
+    sub_free(sub);
 }
 
 void kvp_nats_get_stats(struct kvp_nats *nats, struct kvp_nats_stats *ret)

@@ -40,6 +40,8 @@ struct kvp_nats_msg {
      * name. NULL: plain NATS, no stream needed. Received messages: NULL. */
     const char *id;
     bool nobody; /* received: no answer, since nobody subscribes to the request's subject */
+    /* Received from a durable consumer: set *again so that the message comes again. NULL: any other. */
+    bool *again;
 };
 
 /** Take a message of a subscription, on its thread, one call at a time. */
@@ -85,6 +87,24 @@ int kvp_nats_flush(struct kvp_nats *nats, uint32_t timeout_ms);
  */
 int kvp_nats_subscribe(struct kvp_nats *nats, const char *subject, size_t pending_bytes,
                        kvp_nats_fn fn, void *arg, struct kvp_nats_sub **ret);
+
+/** A durable consumer of a JetStream stream: the server remembers which messages it has taken. */
+struct kvp_nats_durable {
+    const char *stream; /* must exist */
+    const char *name;   /* of the consumer, which is made if it isn't there; no dots or wildcards */
+};
+
+/**
+ * Subscribe as a durable consumer: messages of the stream that nobody of this name has taken come first,
+ * from the stream's first one on, in order and one at a time. A message is taken when @fn returns without
+ * having set msg->again; else it comes again at once. One whose @fn didn't return (the program was killed,
+ * the connection broke) comes again after 30 s, so some come twice. One subscriber at a time has
+ * the messages; others, and all while there is no such stream, try again every reconnect_ms. Returns 0;
+ * -EINVAL; -ENOMEM.
+ */
+int kvp_nats_subscribe_durable(struct kvp_nats *nats, const char *subject,
+                               const struct kvp_nats_durable *durable, kvp_nats_fn fn, void *arg,
+                               struct kvp_nats_sub **ret);
 
 /**
  * End a subscription. @fn doesn't run after the return. Waits for @fn and, as kvp_nats_close does, for

@@ -12,7 +12,7 @@
 #include "base/module/module.h"
 #include "plane/nats.h"
 
-#define KVP_NATS_ABI 1
+#define KVP_NATS_ABI 2
 #define KVP_NATS_SYMBOL "kv_nats_get_abi" /* a kv_module_get_fn */
 #define KVP_NATS_LIBRARY "libkv_nats.so.0"
 
@@ -48,9 +48,14 @@ struct kvp_nats_abi {
     int (*publish)(struct kvp_link *link, const struct kvp_nats_msg *msg);
     /** Wait until the server has all that was published. Returns 0; -ETIMEDOUT; -EAGAIN. */
     int (*flush)(struct kvp_link *link, uint32_t timeout_ms);
-    /** Returns 0; -EINVAL; -ENOMEM; -EAGAIN. */
-    int (*subscribe)(struct kvp_link *link, const char *subject, size_t pending_bytes,
-                     kvp_nats_fn fn, void *arg, struct kvp_link_sub **ret);
+    /**
+     * @durable NULL: plain NATS. Else of a JetStream stream: a message is acknowledged when @fn returns
+     * without having set @again. Returns 0; -EINVAL; -ENOMEM; -EAGAIN; with @durable also -ENOENT (no
+     * such stream, or no JetStream), -EBUSY (another subscriber has the consumer), -EIO, -ETIMEDOUT.
+     */
+    int (*subscribe)(struct kvp_link *link, const char *subject,
+                     const struct kvp_nats_durable *durable, size_t pending_bytes, kvp_nats_fn fn,
+                     void *arg, struct kvp_link_sub **ret);
     /** End a subscription, wait for its callback, and free it. */
     void (*unsubscribe)(struct kvp_link_sub *sub);
     /** Return the number of messages that a subscription has dropped. */

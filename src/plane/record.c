@@ -34,17 +34,27 @@ static size_t pad(size_t n)
 
 /* ---- writing ---- */
 
-/* Append @n zeros. Returns where they are, or NULL. */
-static uint8_t *extend(struct kv_buf *out, size_t n)
+/* Append @n bytes, to be written. Returns where they are, or NULL. */
+static inline uint8_t *extend(struct kv_buf *out, size_t n)
 {
     uint8_t *at;
 
     if (kv_buf_reserve(out, n) < 0)
         return NULL;
     at = (uint8_t *)out->data + out->len;
-    memset(at, 0, n);
     out->len += n;
     return at;
+}
+
+/* Write a key of @len bytes, and zeros up to @padded. */
+static inline void put_key(uint8_t *at, const void *key, uint32_t len, size_t padded)
+{
+    if (KV_LIKELY(len == 8)) {
+        memcpy(at, key, 8);
+        return;
+    }
+    memcpy(at, key, len);
+    memset(at + len, 0, padded - len);
 }
 
 void kvp_begin(struct kv_buf *out, const struct kvp_header *header)
@@ -56,6 +66,7 @@ void kvp_begin(struct kv_buf *out, const struct kvp_header *header)
     at = extend(out, bytes);
     if (!at)
         return;
+    memset(at, 0, bytes);
     memcpy(at, KVP_MAGIC, 4);
     at[4] = KVP_VERSION;
     at[5] = (uint8_t)header->kind;
@@ -92,9 +103,10 @@ void kvp_put(struct kv_buf *out, const struct kvp_record *record)
     kv_put_le64(at + 24, record->prefix);
     kv_put_le64(at + 32, record->tokens_hash);
     kv_put_le32(at + 40, record->group);
-    memcpy(at + KVP_RECORD, record->key, record->key_len);
+    kv_put_le32(at + 44, 0);
+    put_key(at + KVP_RECORD, record->key, record->key_len, key);
     if (record->parent)
-        memcpy(at + KVP_RECORD + key, record->parent, record->key_len);
+        put_key(at + KVP_RECORD + key, record->parent, record->key_len, key);
 }
 
 void kvp_set_last(struct kv_buf *out)

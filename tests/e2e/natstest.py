@@ -91,6 +91,21 @@ class NatsClient:
             if line == b"PING\r\n":
                 self.socket.sendall(b"PONG\r\n")
 
+    def request(self, subject, data):
+        """The answer to a request; None when nobody listens to its subject."""
+        self.socket.sendall(b"SUB _INBOX.test 1\r\nPUB %s _INBOX.test %d\r\n%s\r\nPING\r\n" % (subject.encode(), len(data), data))
+        self.socket.settimeout(patience(5))
+        try:
+            while True:
+                line = self.file.readline()
+                if line.startswith(b"MSG _INBOX.test"):
+                    return self.file.read(int(line.split()[-1]))
+        except TimeoutError:
+            self.file = self.socket.makefile("rb")
+            return None
+        finally:
+            self.socket.sendall(b"UNSUB 1\r\n")
+
     def __enter__(self):
         return self
 

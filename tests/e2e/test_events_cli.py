@@ -441,6 +441,30 @@ def test_nats_server_comes_back():
         check(tail.lines(), "lines")
 
 
+def test_durable():
+    """Each call of one name takes what none before it has taken, in order: also what came while nobody listened."""
+    needs_nats()
+    with tempfile.TemporaryDirectory() as folder, NatsServer(f'jetstream {{ store_dir: "{folder}" }}') as server, \
+            NatsClient(server) as client, BlockManager(server) as manager:
+        durable = ("tail", server.url + "/kvasir.>", "--json", "--stream", "EVENTS", "--durable")
+        created = wait_until(lambda: client.request("$JS.API.STREAM.CREATE.EVENTS", b'{"name":"EVENTS","subjects":["kvasir.>"]}'),
+                             60, "JetStream")
+        check(b'"created"' in created, created)
+        for key in range(1, 6):
+            manager.store([(key, 70 + key)])
+        hashes = []
+        for n in (2, 1, 2):
+            with Tool(*durable, "one", "--batches", n) as tail:
+                hashes.append([line["block_hashes"] for line in tail.lines() if line["what"] == "event"])
+        equal(hashes, [[[1], [2]], [[3]], [[4], [5]]], "what each call has taken")
+        with Tool(*durable, "another", "--batches", 5) as tail:
+            equal(len(tail.lines()), 5, "all, to another name")
+        call(*durable, "one", "--time", "1s", status=1)
+        call(*durable, "not.a.name", status=2)
+        call(*durable[:3], "--durable", "one", status=2)
+        call("tail", "tcp://127.0.0.1:1", "--stream", "EVENTS", "--durable", "one", status=2)
+
+
 def test_nats_failures():
     needs_nats()
     with NatsServer() as server:

@@ -15,6 +15,7 @@
 #define WINDOW_MS 10000
 #define MAX_BYTES (64u << 10)
 #define MAX_BLOCKS ((uint64_t)1 << 24)
+#define BATCH 256u
 #define CLOSE_MS 1000 /* longest wait for a server at the end */
 
 /* ---- messages ---- */
@@ -97,7 +98,7 @@ void kvbm_nats_describe(const struct kvbm_nats_sink *sink, const struct kvbm_cha
 
 /* Learn the chain of a block from its parent's. */
 static void find_prefix(const struct kvbm_nats_sink *sink, const struct kvbm_event *event,
-                        struct kvbm_chain_of *block)
+                        bool continues, struct kvbm_chain_of *block)
 {
     const struct kvbm_chain_of *parent = &sink->previous;
     uint64_t id;
@@ -107,7 +108,7 @@ static void find_prefix(const struct kvbm_nats_sink *sink, const struct kvbm_eve
         block->prefix = kvp_key_number(event->key, event->key_len);
         return;
     }
-    id = kvbm_chain_id(event->group, event->parent, event->key_len);
+    id = continues ? parent->id : kvbm_chain_id(event->group, event->parent, event->key_len);
     if (parent->id != id)
         parent = kvbm_chains_find(&sink->chains, id);
     if (parent && parent->has_prefix) {
@@ -116,9 +117,10 @@ static void find_prefix(const struct kvbm_nats_sink *sink, const struct kvbm_eve
     }
 }
 
-/* Remember the chain and tokens of a stored block, and write them to @ret. */
+/* Remember the chain and tokens of a stored block, and write them to @ret. @continues: its parent is the
+ * block stored last. */
 static void remember(struct kvbm_nats_sink *sink, const struct kvbm_event *event, uint64_t id,
-                     struct kvbm_chain_of *ret)
+                     bool continues, struct kvbm_chain_of *ret)
 {
     struct kvbm_chain_of *block = kvbm_chains_enter(&sink->chains, id);
 
@@ -128,7 +130,7 @@ static void remember(struct kvbm_nats_sink *sink, const struct kvbm_event *event
         sink->stats.forgotten++;
     ret->id = id;
     if (!ret->has_prefix)
-        find_prefix(sink, event, ret);
+        find_prefix(sink, event, continues, ret);
     if (event->n_tokens && !ret->has_tokens) {
         ret->has_tokens = true;
         ret->tokens_hash = kve_hash_block(sink->seed, event->tokens, event->n_tokens, NULL, 0);
@@ -153,7 +155,14 @@ static void recall(struct kvbm_nats_sink *sink, const struct kvbm_event *event, 
         *ret = *block;
 }
 
-static void put_event(struct kvbm_nats_sink *sink, const struct kvbm_event *event)
+/* True when @b is stored as the next block of @a's chain. */
+static bool is_next(const struct kvbm_event *a, const struct kvbm_event *b)
+{
+    return b->type == KVBM_EVENT_STORED && kvbm_event_follows(a, b);
+}
+
+static void put_event(struct kvbm_nats_sink *sink, const struct kvbm_event *event, uint64_t id,
+                      bool continues)
 {
     bool stored = event->type == KVBM_EVENT_STORED;
     struct kvp_record record = {
@@ -167,9 +176,7 @@ static void put_event(struct kvbm_nats_sink *sink, const struct kvbm_event *even
         .parent = event->parent,
         .position = event->position,
     };
-
     struct kvbm_chain_of chain = {0};
-    uint64_t id = kvbm_chain_id(event->group, event->key, event->key_len);
 
     if (sink->out.len + KVP_MAX_RECORD > sink->max_bytes)
         send_events(sink);
@@ -178,12 +185,26 @@ static void put_event(struct kvbm_nats_sink *sink, const struct kvbm_event *even
         sink->since_ns = kv_now_ns();
     }
     if (stored)
-        remember(sink, event, id, &chain);
+        remember(sink, event, id, continues, &chain);
     else
         recall(sink, event, id, &chain);
     kvbm_nats_describe(sink, &chain, &record);
     kvp_put(&sink->out, &record);
     sink->n++;
+}
+
+/* Put up to BATCH events. Their slots may lie anywhere in memory: all are asked for before the first is
+ * read. */
+static void put_events(struct kvbm_nats_sink *sink, const struct kvbm_event *events, size_t n)
+{
+    uint64_t ids[BATCH];
+
+    for (size_t i = 0; i < n; i++) {
+        ids[i] = kvbm_chain_id(events[i].group, events[i].key, events[i].key_len);
+        kvbm_chains_prefetch(&sink->chains, ids[i]);
+    }
+    for (size_t i = 0; i < n; i++)
+        put_event(sink, &events[i], ids[i], i && is_next(&events[i - 1], &events[i]));
 }
 
 static void on_events(void *arg, const struct kvbm_event *events, size_t n, uint64_t lost)
@@ -196,11 +217,8 @@ static void on_events(void *arg, const struct kvbm_event *events, size_t n, uint
         sink->sequence++; /* the gap */
         sink->stats.lost += lost;
     }
-    for (size_t i = 0; i < n; i++) /* slots may lie anywhere in memory */
-        kvbm_chains_prefetch(&sink->chains,
-                             kvbm_chain_id(events[i].group, events[i].key, events[i].key_len));
-    for (size_t i = 0; i < n; i++)
-        put_event(sink, &events[i]);
+    for (size_t i = 0; i < n; i += BATCH)
+        put_events(sink, events + i, KV_MIN(n - i, (size_t)BATCH));
     pthread_mutex_unlock(&sink->lock);
 }
 

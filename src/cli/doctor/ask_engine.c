@@ -330,7 +330,7 @@ static int hear(struct ear *ear)
     struct kv_error error = {0};
     int rc;
 
-    rc = kc_source_open(doctor->opts.engine, &nats, &source, &error);
+    rc = kc_source_open(doctor->opts.engine, &nats, NULL, &source, &error);
     if (rc < 0)
         return rc == -ENOMEM ? rc : 0; /* the port's answer has said why */
     do {

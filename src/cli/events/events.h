@@ -9,6 +9,7 @@
 
 #include "base/args/args.h"
 #include "cli/events/follow.h"
+#include "plane/nats.h"
 #include "plane/nats_args.h"
 
 /** Exit statuses. */
@@ -29,6 +30,7 @@ struct kc_events_opts {
     uint64_t time_ms; /* 0: no end */
     uint64_t from, timeout_ms;
     struct kvp_nats_args nats;
+    struct kvp_nats_durable durable; /* of NATS; without a name: plain NATS */
 };
 
 /** One call of a command. */

@@ -24,6 +24,19 @@
         .help = "Write all messages, as they come, to FILE, which must not exist."   \
     }
 
+#define DURABLE_ARGS                                                                            \
+    {.name = "stream",                                                                          \
+     .type = KV_ARG_STR,                                                                        \
+     .offset = AT(durable.stream),                                                              \
+     .value = "NAME",                                                                           \
+     .help = "With --durable: the JetStream stream."},                                          \
+    {                                                                                           \
+        .name = "durable", .type = KV_ARG_STR, .offset = AT(durable.name), .value = "NAME",     \
+        .help =                                                                                 \
+            "Of a JetStream stream: take the messages that no command of this NAME has taken, " \
+            "from the stream's first one on, each at least once."                               \
+    }
+
 static const struct kv_arg TAIL_ARGS[] = {
     {.name = "batches",
      .type = KV_ARG_U64,
@@ -39,6 +52,7 @@ static const struct kv_arg TAIL_ARGS[] = {
      .help = "End after that time. Default: at ^C."},
     RECORD_ARG,
     JSON_ARG,
+    DURABLE_ARGS,
     KVP_NATS_ARGS(struct kc_events_opts, nats),
 };
 
@@ -179,6 +193,9 @@ int kc_events_take(void *arg, const struct kc_message *message)
     if (rc < 0)
         return kc_events_fail(call, KC_EVENTS_FAILED, "%s: %s", call->opts.record, strerror(-rc));
     call->recorded++;
+    if (call->record && call->opts.durable.name &&
+        fflush(call->record)) /* before it counts as taken */
+        return kc_events_fail(call, KC_EVENTS_FAILED, "%s: %s", call->opts.record, strerror(errno));
     rc = kc_follower_take(&call->follower, message);
     if (rc < 0 || out->error)
         return kc_events_fail(call, KC_EVENTS_FAILED, "out of memory");

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <errno.h>
 #include <string.h>
 
 #include "cli/events/source_impl.h"
@@ -13,11 +14,15 @@ bool kc_is_nats(const char *url)
     return begins_with(url, "nats://") || begins_with(url, "tls://");
 }
 
-int kc_source_open(const char *url, const struct kvp_nats_args *nats, struct kc_source **ret,
+int kc_source_open(const char *url, const struct kvp_nats_args *nats,
+                   const struct kvp_nats_durable *durable, struct kc_source **ret,
                    struct kv_error *error)
 {
     if (kc_is_nats(url))
-        return kc_source_open_nats(url, nats, ret, error);
+        return kc_source_open_nats(url, nats, durable, ret, error);
+    if (durable)
+        return kv_fail(error, -EINVAL, 0,
+                       "a durable consumer is one of NATS: nats://HOST:PORT/SUBJECT");
     return kc_source_open_zmq(url, ret, error);
 }
 

@@ -13,6 +13,7 @@
 
 #include "base/core/error.h"
 #include "cli/events/message.h"
+#include "plane/nats.h"
 #include "plane/nats_args.h"
 
 #define KC_MAX_CONNECTIONS 64
@@ -36,10 +37,12 @@ bool kc_is_nats(const char *url);
 
 /**
  * Begin to follow @url: [bind:]tcp://HOST:PORT[#TOPIC], ipc://PATH, or nats://HOST:PORT[/SUBJECT] with
- * the credentials of @nats. Returns 0; -EINVAL for another form, -ENOTSUP without libkv_nats, or
+ * the credentials of @nats. @durable (NULL: plain NATS): a durable consumer, whose messages are taken
+ * when kc_source_run's function returns 0 or less. Returns 0; -EINVAL for another form, -ENOTSUP without libkv_nats, or
  * another errno, with @error.
  */
-int kc_source_open(const char *url, const struct kvp_nats_args *nats, struct kc_source **ret,
+int kc_source_open(const char *url, const struct kvp_nats_args *nats,
+                   const struct kvp_nats_durable *durable, struct kc_source **ret,
                    struct kv_error *error);
 
 /**

@@ -17,7 +17,8 @@ struct kc_source {
 };
 
 int kc_source_open_zmq(const char *url, struct kc_source **ret, struct kv_error *error);
-int kc_source_open_nats(const char *url, const struct kvp_nats_args *nats, struct kc_source **ret,
+int kc_source_open_nats(const char *url, const struct kvp_nats_args *nats,
+                        const struct kvp_nats_durable *durable, struct kc_source **ret,
                         struct kv_error *error);
 
 #endif

@@ -3,6 +3,9 @@
  * Messages of a NATS subject. The client's thread queues them; the command's thread takes them out.
  *
  *     libnats' thread ──► queue (bounded) ──► run
+ *
+ * Of a durable consumer one message at a time is in the queue: libnats' thread waits until run is done
+ * with it, since it counts as taken then.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -39,6 +42,9 @@ struct nats_source {
     STAILQ_HEAD(items, item) items;
     size_t queued;
     uint64_t missed; /* messages without room in the queue */
+    pthread_cond_t done;
+    uint64_t n_queued, n_taken; /* messages so far */
+    bool closing;
     /* ..to here. */
     char problem[160];
 };
@@ -50,13 +56,12 @@ static size_t size_of(size_t n_subject, size_t n_data)
 
 /* -- the client's thread ----------------------------------------------------------------------- */
 
-static void receive(void *arg, const struct kvp_nats_msg *msg)
+/* Queue a message. The lock is held. Returns false when there is no room. */
+static bool put(struct nats_source *source, const struct kvp_nats_msg *msg)
 {
-    struct nats_source *source = arg;
     size_t n_subject = strlen(msg->subject), size = size_of(n_subject, msg->len);
     struct item *item = NULL;
 
-    pthread_mutex_lock(&source->lock);
     if (size <= MAX_QUEUED - source->queued)
         item = malloc(size);
     source->missed += !item;
@@ -67,7 +72,24 @@ static void receive(void *arg, const struct kvp_nats_msg *msg)
             memcpy(item->bytes + n_subject, msg->data, msg->len);
         STAILQ_INSERT_TAIL(&source->items, item, next);
         source->queued += size;
+        source->n_queued++;
         pthread_cond_signal(&source->filled);
+    }
+    return item != NULL;
+}
+
+static void receive(void *arg, const struct kvp_nats_msg *msg)
+{
+    struct nats_source *source = arg;
+
+    pthread_mutex_lock(&source->lock);
+    if (!put(source, msg) && msg->again)
+        *msg->again = true;
+    while (msg->again && !*msg->again && source->n_taken < source->n_queued) {
+        if (source->closing)
+            *msg->again = true;
+        else
+            pthread_cond_wait(&source->done, &source->lock);
     }
     pthread_mutex_unlock(&source->lock);
 }
@@ -91,6 +113,14 @@ static struct item *take(struct nats_source *source, uint64_t until_ns)
     return item;
 }
 
+static void note_taken(struct nats_source *source)
+{
+    pthread_mutex_lock(&source->lock);
+    source->n_taken++;
+    pthread_cond_signal(&source->done);
+    pthread_mutex_unlock(&source->lock);
+}
+
 static int run(struct kc_source *base, uint64_t deadline_ns, kc_message_fn fn, void *arg)
 {
     struct nats_source *source = (struct nats_source *)base;
@@ -110,6 +140,8 @@ static int run(struct kc_source *base, uint64_t deadline_ns, kc_message_fn fn, v
                                                  {item->bytes + item->n_subject, item->n_data}}};
         rc = fn(arg, &message);
         free(item);
+        if (rc <= 0)
+            note_taken(source);
     }
     return rc;
 }
@@ -136,6 +168,10 @@ static void close_source(struct kc_source *base)
     struct nats_source *source = (struct nats_source *)base;
     struct item *item;
 
+    pthread_mutex_lock(&source->lock);
+    source->closing = true;
+    pthread_cond_signal(&source->done);
+    pthread_mutex_unlock(&source->lock);
     kvp_nats_unsubscribe(source->sub);
     kvp_nats_close(source->client, 0);
     while ((item = STAILQ_FIRST(&source->items))) {
@@ -144,6 +180,7 @@ static void close_source(struct kc_source *base)
     }
     explicit_bzero(&source->secrets, sizeof(source->secrets));
     pthread_cond_destroy(&source->filled);
+    pthread_cond_destroy(&source->done);
     pthread_mutex_destroy(&source->lock);
     free(source);
 }
@@ -163,7 +200,7 @@ static const char *split(struct nats_source *source, const char *url)
 }
 
 static int connect_to(struct nats_source *source, const char *url, const struct kvp_nats_args *args,
-                      struct kv_error *error)
+                      const struct kvp_nats_durable *durable, struct kv_error *error)
 {
     struct kvp_nats_opts opts = KVP_NATS_OPTS_INIT;
     const char *subject = split(source, url);
@@ -184,11 +221,20 @@ static int connect_to(struct nats_source *source, const char *url, const struct 
         return kv_fail(error, rc, 0, "%.150s: NATS needs libkv_nats and libnats", url);
     if (rc < 0)
         return kv_fail(error, rc, 0, "%.150s: %s", url, strerror(-rc));
-    rc = kvp_nats_subscribe(source->client, subject, 0, receive, source, &source->sub);
-    return rc < 0 ? kv_fail(error, rc, 0, "not a usable URL: %.150s: subject", url) : 0;
+    if (durable)
+        rc = kvp_nats_subscribe_durable(source->client, subject, durable, receive, source,
+                                        &source->sub);
+    else
+        rc = kvp_nats_subscribe(source->client, subject, 0, receive, source, &source->sub);
+    if (rc < 0)
+        return kv_fail(error, rc, 0, "not a usable %s: %.150s",
+                       durable ? "subject, stream or durable name" : "URL, because of its subject",
+                       url);
+    return 0;
 }
 
-int kc_source_open_nats(const char *url, const struct kvp_nats_args *nats, struct kc_source **ret,
+int kc_source_open_nats(const char *url, const struct kvp_nats_args *nats,
+                        const struct kvp_nats_durable *durable, struct kc_source **ret,
                         struct kv_error *error)
 {
     static const struct kc_source_ops ops = {run, get_state, close_source};
@@ -201,7 +247,8 @@ int kc_source_open_nats(const char *url, const struct kvp_nats_args *nats, struc
     STAILQ_INIT(&source->items);
     pthread_mutex_init(&source->lock, NULL);
     kv_cond_init(&source->filled);
-    rc = connect_to(source, url, nats, error);
+    kv_cond_init(&source->done);
+    rc = connect_to(source, url, nats, durable, error);
     if (rc < 0) {
         close_source(&source->base);
         return rc;

@@ -70,7 +70,7 @@ int kc_events_stat(struct kc_events_call *call)
     struct kv_error error = {0};
     int rc;
 
-    if (kc_source_open(call->url, &call->opts.nats, &source, &error) < 0)
+    if (kc_source_open(call->url, &call->opts.nats, NULL, &source, &error) < 0)
         return kc_events_fail_open(call, &error);
     rc = kc_events_end(call, listen_on(call, source));
     kc_source_state(source, &state);

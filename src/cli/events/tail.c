@@ -35,12 +35,16 @@ int kc_events_tail(struct kc_events_call *call)
 {
     uint64_t start_ns = kv_now_ns(), hint_ns = start_ns + HINT_NS;
     uint64_t end_ns = call->opts.time_ms ? kv_ns_after(start_ns, call->opts.time_ms) : UINT64_MAX;
+    const struct kvp_nats_durable *durable = &call->opts.durable;
     struct kc_source_state state = {0};
     struct kc_source *source;
     struct kv_error error = {0};
     int rc;
 
-    if (kc_source_open(call->url, &call->opts.nats, &source, &error) < 0)
+    if (!durable->name != !durable->stream)
+        return kc_events_fail(call, KC_EVENTS_USAGE, "--durable and --stream go together");
+    if (kc_source_open(call->url, &call->opts.nats, durable->name ? durable : NULL, &source,
+                       &error) < 0)
         return kc_events_fail_open(call, &error);
     rc = kc_events_begin(call);
     if (rc == 0)

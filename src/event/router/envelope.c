@@ -2,6 +2,9 @@
 #include "event/router/envelope.h"
 
 #include <errno.h>
+#include <string.h>
+
+#include "event/wire/raw_fields.h"
 
 enum member { PUBLISHER, SEQUENCE, PUBLISHED, TOPIC, PAYLOAD, N_MEMBERS };
 
@@ -27,12 +30,49 @@ static enum member read_key(struct kv_msgpack *m)
     return (enum member)i;
 }
 
+/* Pass over fixed bytes. Returns false where others stand. */
+static inline bool pass(struct kv_msgpack *m, const char *text, size_t len)
+{
+    if ((size_t)(m->end - m->p) < len || memcmp(m->p, text, len) != 0)
+        return false;
+    m->p += len;
+    return true;
+}
+#define PASS(m, text) pass(m, text, sizeof(text) - 1)
+
+/* Read an envelope in the form and order that publishers write. Returns false for any other. */
+static bool read_usual(const void *data, size_t len, struct kve_envelope *ret)
+{
+    struct kve_envelope e = {.topic = {KVE_ENVELOPE_TOPIC, sizeof(KVE_ENVELOPE_TOPIC) - 1}};
+    struct kv_msgpack m;
+
+    kv_msgpack_init(&m, data, len);
+    if (!PASS(&m, "\x85\xacpublisher_id"))
+        return false;
+    e.publisher = kve_take_u64(&m);
+    if (!PASS(&m, "\xa8sequence"))
+        return false;
+    e.sequence = kve_take_u64(&m);
+    if (!PASS(&m, "\xacpublished_at"))
+        return false;
+    e.published_ms = kve_take_u64(&m);
+    if (!PASS(&m, "\xa5topic\xa9" KVE_ENVELOPE_TOPIC "\xa7payload"))
+        return false;
+    e.payload = kv_msgpack_bin(&m);
+    if (kv_msgpack_failed(&m) || m.p != m.end)
+        return false;
+    *ret = e;
+    return true;
+}
+
 int kve_envelope_read(const void *data, size_t len, struct kve_envelope *ret)
 {
     struct kve_envelope e = {.topic = {"", 0}, .payload = {"", 0}};
     unsigned seen = 0;
     struct kv_msgpack m;
 
+    if (KV_LIKELY(read_usual(data, len, ret)))
+        return 0;
     kv_msgpack_init(&m, data, len);
     for (uint32_t n = kv_msgpack_map(&m); n && !kv_msgpack_failed(&m); n--) {
         enum member member = read_key(&m);

@@ -20,7 +20,7 @@
 
 #define KVE_ENVELOPE_TOPIC "kv-events"
 
-/** An envelope; topic and payload point into the bytes it was read from. */
+/** An envelope; topic and payload are valid as long as the bytes it was read from. */
 struct kve_envelope {
     uint64_t publisher;    /* identifier of the publisher's process */
     uint64_t sequence;     /* of the message, from 0 */

@@ -156,18 +156,15 @@ static void detach(struct route *route)
 }
 
 /* Give a message to the listener. Returns false when there is none any more. */
-static bool give(struct ki_dynamo_nats *d, struct route *route, const void *data, size_t len)
+static bool give(struct ki_dynamo_nats *d, struct route *route, const struct kve_envelope *envelope,
+                 const void *data, size_t len)
 {
-    struct kve_envelope envelope;
-    struct kve_message message;
+    const struct kve_message message = {.topic = {envelope->topic.p, envelope->topic.len},
+                                        .sequence = envelope->sequence,
+                                        .payload = {data, len},
+                                        .has_publisher = true,
+                                        .publisher = envelope->publisher};
 
-    if (kve_envelope_read(data, len, &envelope) < 0)
-        return true; /* was read before */
-    message = (struct kve_message){.topic = {envelope.topic.p, envelope.topic.len},
-                                   .sequence = envelope.sequence,
-                                   .payload = {data, len},
-                                   .has_publisher = true,
-                                   .publisher = envelope.publisher};
     if (ki_listener_feed_message(route->listener, &message) == -ENOENT) {
         detach(route);
         return false;
@@ -208,7 +205,8 @@ static void on_message(void *arg, const struct kvp_nats_msg *msg)
     d->stats.strangers += !bad && !route;
     if (route) {
         route->heard = atomic_load_explicit(&d->connections, memory_order_relaxed);
-        if (!route->listener || !STAILQ_EMPTY(&route->kept) || !give(d, route, msg->data, msg->len))
+        if (!route->listener || !STAILQ_EMPTY(&route->kept) ||
+            !give(d, route, &envelope, msg->data, msg->len))
             keep(d, route, msg->data, msg->len);
     }
     pthread_mutex_unlock(&d->lock);
@@ -262,9 +260,13 @@ static bool tell_link(struct ki_dynamo_nats *d, struct route *route)
 
 static void give_kept(struct ki_dynamo_nats *d, struct route *route)
 {
+    struct kve_envelope envelope;
     struct kept *kept;
 
-    while ((kept = STAILQ_FIRST(&route->kept)) != NULL && give(d, route, kept->data, kept->len)) {
+    while ((kept = STAILQ_FIRST(&route->kept)) != NULL) {
+        if (kve_envelope_read(kept->data, kept->len, &envelope) == 0 && /* was read before */
+            !give(d, route, &envelope, kept->data, kept->len))
+            return;
         STAILQ_REMOVE_HEAD(&route->kept, list);
         d->stats.kept_bytes -= kept->len;
         free(kept);

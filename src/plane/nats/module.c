@@ -18,6 +18,7 @@
 #define MAX_PINGS 2 /* unanswered: a silent server is given up after 15 s */
 #define READ_BYTES (256 << 10)
 #define MIN_MESSAGE 128 /* bytes that a waiting message counts at least */
+#define MAX_UNTAKEN 1   /* messages of a durable consumer on their way: order needs one at a time */
 #define MAX_ENDED 64    /* subscriptions that are destroyed together */
 
 struct kvp_link_sub {
@@ -26,6 +27,7 @@ struct kvp_link_sub {
     natsSubscription *nats;
     kvp_nats_fn fn;
     void *arg;
+    bool durable; /* its messages are acknowledged */
     pthread_mutex_t lock;
     pthread_cond_t cond;
     bool over; /* its thread has ended */
@@ -319,14 +321,25 @@ static uint64_t link_server(struct kvp_link *link, char *url, size_t size)
 
 /* ---- messages ---- */
 
+static natsStatus open_jetstream(struct kvp_link *link)
+{
+    jsOptions options;
+    natsStatus status = NATS_OK;
+
+    if (link->jetstream)
+        return NATS_OK;
+    TRY(jsOptions_Init(&options));
+    options.Wait = link->timeout_ms;
+    TRY(natsConnection_JetStream(&link->jetstream, link->connection, &options));
+    return status;
+}
+
 static natsStatus publish_to_stream(struct kvp_link *link, const struct kvp_nats_msg *msg,
                                     jsErrCode *code)
 {
-    natsStatus status = NATS_OK;
+    natsStatus status = open_jetstream(link);
     jsPubOptions options;
 
-    if (!link->jetstream)
-        status = natsConnection_JetStream(&link->jetstream, link->connection, NULL);
     TRY(jsPubOptions_Init(&options));
     if (status != NATS_OK)
         return status;
@@ -369,17 +382,21 @@ static void on_message(natsConnection *connection, natsSubscription *nats, natsM
                        void *arg)
 {
     struct kvp_link_sub *sub = arg;
+    bool again = false;
     struct kvp_nats_msg msg = {
         .subject = natsMsg_GetSubject(message),
-        .reply = natsMsg_GetReply(message),
+        .reply = sub->durable ? NULL : natsMsg_GetReply(message),
         .data = natsMsg_GetData(message),
         .len = (size_t)natsMsg_GetDataLength(message),
         .nobody = natsMsg_IsNoResponders(message),
+        .again = sub->durable ? &again : NULL,
     };
 
     (void)connection, (void)nats;
     if (sub->fn)
         sub->fn(sub->arg, &msg);
+    if (sub->durable) /* an acknowledgement that is lost: the message comes again */
+        (void)(sub->fn && !again ? natsMsg_Ack : natsMsg_Nak)(message, NULL);
     natsMsg_Destroy(message);
 }
 
@@ -402,6 +419,8 @@ static void link_unsubscribe(struct kvp_link_sub *sub)
     while (!sub->over)
         pthread_cond_wait(&sub->cond, &sub->lock);
     pthread_mutex_unlock(&sub->lock);
+    if (sub->durable) /* closing the connection wouldn't wait for acknowledgements */
+        (void)natsConnection_FlushTimeout(link->connection, link->timeout_ms);
     SLIST_INSERT_HEAD(&link->ended, sub, next);
     /* The answer comes on the thread that reads: it has handed over all messages before. */
     if (++link->n_ended >= MAX_ENDED &&
@@ -409,11 +428,72 @@ static void link_unsubscribe(struct kvp_link_sub *sub)
         destroy_ended(link);
 }
 
-static int link_subscribe(struct kvp_link *link, const char *subject, size_t pending_bytes,
+static int durable_error(natsStatus status, jsErrCode code)
+{
+    if (code == JSStreamNotFoundErr || code == JSNotEnabledErr || code == JSNotEnabledForAccountErr)
+        return -ENOENT;
+    if (code == JSConsumerExistingActiveErr || code == JSConsumerNameExistErr)
+        return -EBUSY;
+    if (code == JSConsumerFilterNotSubsetErr || code == JSConsumerBadDurableNameErr)
+        return -EINVAL;
+    if (status == NATS_NO_RESPONDERS)
+        return -ENOENT;
+    return status == NATS_CONNECTION_CLOSED ? -EAGAIN : error_of(status);
+}
+
+/*
+ * Bind to a durable consumer, and make it first where it isn't there: libnats deletes consumers that it
+ * has made itself with their subscription. All subscribers name the same subject for its messages, so
+ * that the consumer's configuration is the same for each.
+ */
+static int subscribe_durable(struct kvp_link_sub *sub, const char *subject,
+                             const struct kvp_nats_durable *durable)
+{
+    natsStatus status = open_jetstream(sub->link);
+    jsConsumerInfo *info = NULL;
+    jsConsumerConfig config;
+    jsSubOptions options;
+    jsErrCode code = 0;
+    char deliver[600];
+    bool busy;
+
+    TRY(jsConsumerConfig_Init(&config));
+    TRY(jsSubOptions_Init(&options));
+    if (snprintf(deliver, sizeof(deliver), "_INBOX.kvasir.%s.%s", durable->stream, durable->name) >=
+        (int)sizeof(deliver))
+        return -EINVAL;
+    config.Durable = durable->name;
+    config.DeliverSubject = deliver;
+    config.AckPolicy = js_AckExplicit;
+    config.FilterSubject = subject;
+    config.MaxAckPending = MAX_UNTAKEN;
+    options.Stream = durable->stream;
+    options.Consumer = durable->name;
+    options.ManualAck = true;
+    TRY(js_AddConsumer(&info, sub->link->jetstream, durable->stream, &config, NULL, &code));
+    busy = info && info->PushBound;
+    jsConsumerInfo_Destroy(info);
+    if (busy)
+        return -EBUSY;
+    TRY(js_Subscribe(&sub->nats, sub->link->jetstream, subject, on_message, sub, NULL, &options,
+                     &code));
+    return status == NATS_OK ? 0 : durable_error(status, code);
+}
+
+static int subscribe_plain(struct kvp_link_sub *sub, const char *subject)
+{
+    natsStatus status =
+        natsConnection_Subscribe(&sub->nats, sub->link->connection, subject, on_message, sub);
+
+    return status == NATS_CONNECTION_CLOSED ? -EAGAIN : error_of(status);
+}
+
+static int link_subscribe(struct kvp_link *link, const char *subject,
+                          const struct kvp_nats_durable *durable, size_t pending_bytes,
                           kvp_nats_fn fn, void *arg, struct kvp_link_sub **ret)
 {
     struct kvp_link_sub *sub = calloc(1, sizeof(*sub));
-    natsStatus status;
+    int err;
 
     if (!sub)
         return -ENOMEM;
@@ -422,10 +502,11 @@ static int link_subscribe(struct kvp_link *link, const char *subject, size_t pen
     sub->arg = arg;
     pthread_mutex_init(&sub->lock, NULL);
     pthread_cond_init(&sub->cond, NULL);
-    status = natsConnection_Subscribe(&sub->nats, link->connection, subject, on_message, sub);
-    if (status != NATS_OK) {
+    sub->durable = durable != NULL;
+    err = durable ? subscribe_durable(sub, subject, durable) : subscribe_plain(sub, subject);
+    if (err < 0) {
         sub_free(sub);
-        return status == NATS_CONNECTION_CLOSED ? -EAGAIN : error_of(status);
+        return err;
     }
     /* libnats counts the bytes of the data only: without a number, empty messages have no limit */
     (void)natsSubscription_SetPendingLimits(
