@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* POST /select, /select_and_reserve, /potential_loads and /overlap_scores. */
 #include <errno.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <sys/random.h>
 
@@ -232,6 +233,13 @@ static void refuse(int rc, const struct ksel_ask *ask, const struct made *made, 
         kh_reply_error(reply, 400, "bad request");
         return;
     }
+    if (rc == -EAGAIN) {
+        kh_reply_error(reply, 429,
+                       "all workers that fit have %" PRIu64 " tokens waiting (--max-waiting)",
+                       s->options->max_waiting);
+        kh_reply_header(reply, "Retry-After", "1");
+        return;
+    }
     if (rc != -EHOSTUNREACH) {
         ksel_refuse_booking(rc, made->id, reply);
         return;
@@ -264,9 +272,11 @@ static void select_for(struct ksel *s, struct ksel_ask *ask, bool booked, struct
     if (!fleet)
         return;
     made.block_size = fleet->block_size;
+    ask->request.released = !booked && body->advisory; /* asked for the choice alone: never shed */
     now_ns = kv_now_ns();
     rc = ksel_ask_choose(ask, fleet, now_ns, logged || body->explain, &made.choice,
                          &made.n_candidates);
+    s->shed += rc == -EAGAIN;
     if (rc == 0)
         note_worker(fleet, &made);
     if (rc == 0 && booked)

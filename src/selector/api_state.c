@@ -284,6 +284,9 @@ static void render_plain(struct ksel *s, struct kv_buf *out)
 {
     kv_metric_head(out, "kv_selector_schedulable_workers", "gauge", "Workers that may be chosen");
     kv_buf_printf(out, "kv_selector_schedulable_workers %" PRIu64 "\n", ksel_n_schedulable(s));
+    kv_metric_head(out, "kv_selector_shed_total", "counter",
+                   "Requests refused because of --max-waiting");
+    kv_buf_printf(out, "kv_selector_shed_total %" PRIu64 "\n", s->shed);
     if (!s->log)
         return;
     kv_metric_head(out, "kv_selector_decision_log_dropped_total", "counter",

@@ -192,6 +192,7 @@ static int decide(struct ksel *s, struct ksel_fleet *fleet, struct ksel_ask *que
         return -ENOMEM;
     rc = ksel_ask_choose(question, fleet, now_ns, logged || s->options->ext_proc_fallbacks, choice,
                          ret_n);
+    s->shed += rc == -EAGAIN;
     if (rc < 0)
         return rc;
     member = ksel_fleet_member(fleet, choice->worker);

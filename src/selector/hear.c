@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What a peer tells of bookings, applied to the books here. */
+/* Apply to the books here the notices of a peer. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>

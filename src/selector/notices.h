@@ -4,7 +4,7 @@
  *
  *     booking ──► log, KSEL_NOTICES_BYTES ──► a thread for each follower ──► its HTTP stream
  *
- * Whoever books appends to the log and goes on: a slow follower delays nobody. A follower that lags behind
+ * A thread that books appends to the log and goes on: a slow follower delays nobody. A follower that lags behind
  * the whole log is cut off; it comes again, and gets a snapshot. Without followers nothing is kept.
  */
 #ifndef KV_SELECTOR_NOTICES_H

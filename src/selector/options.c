@@ -27,6 +27,11 @@ static const struct kv_arg arguments[] = {
     {"max-bookings", KV_ARG_U64, AT(max_bookings), "N",
      "Bookings of a model at a time; beyond, answer 503 (default 1048576).", 1, 1 << 28, NULL,
      false},
+    {"max-waiting", KV_ARG_U64, AT(max_waiting), "TOKENS",
+     "Answer 429 while each worker that fits the request has so many tokens to compute before "
+     "their "
+     "first token (default 0: never).",
+     0, UINT64_C(1) << 40, NULL, false},
     {"session-affinity", KV_ARG_TIME, AT(session_ms), "TIME",
      "Keep the requests of a session_id at one worker for this time after each booking, unless "
      "that worker is overloaded (default 0: no affinity).",

@@ -151,6 +151,7 @@ static struct ksel_fleet *fleet_create(struct ksel *s, const char *model, const 
     opts.predict_ns = o->predict_ms ? o->predict_ms * KV_NS_PER_MS : UINT64_MAX;
     opts.expiry_ns = o->booking_expiry_ms * KV_NS_PER_MS;
     opts.max_bookings = o->max_bookings;
+    opts.queue_waiting = o->max_waiting; /* kvsel_select then has -EAGAIN: nothing is queued */
     opts.session_ns = o->session_ms * KV_NS_PER_MS;
     fleet->block_size = block_size;
     fleet->model = strdup(model);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What this replica tells its peers of bookings: notices as they come about, and snapshots. */
+/* Tell the peers of bookings: notices as they come about, and snapshots. */
 #include <errno.h>
 #include <stdlib.h>
 
@@ -14,21 +14,23 @@
 
 static void remember_end(struct ksel_peers *p, const struct kvsel_booking *b, bool lost)
 {
-    struct ksel_end *end;
-    char *id;
+    struct ksel_end end = {.origin = b->origin,
+                           .stamp = b->stamp,
+                           .at_ns = kv_now_ns(),
+                           .id = malloc(b->id_len + 1),
+                           .id_len = b->id_len,
+                           .lost = lost};
 
     if (!p->ends)
         p->ends = calloc(KSEL_ENDS, sizeof(*p->ends));
-    id = malloc(b->id_len + 1);
-    if (!p->ends || !id) {
-        free(id); /* the end is only told */
+    if (!p->ends || !end.id) {
+        free(end.id); /* the end is only told */
         return;
     }
-    memcpy(id, b->id, b->id_len);
-    end = &p->ends[p->next_end];
+    memcpy(end.id, b->id, b->id_len);
+    free(p->ends[p->next_end].id);
+    p->ends[p->next_end] = end;
     p->next_end = (p->next_end + 1) % KSEL_ENDS;
-    free(end->id);
-    *end = (struct ksel_end){b->origin, b->stamp, kv_now_ns(), id, b->id_len, lost};
 }
 
 bool ksel_has_ended(const struct ksel *s, uint64_t origin, uint64_t stamp)

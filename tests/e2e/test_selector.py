@@ -263,6 +263,29 @@ def test_lost_stream():
         equal(s.select(tokens)["worker_id"], 1, "a live stream's shorter match is worth more")
 
 
+def test_shed():
+    """With --max-waiting, a request is refused while all workers that fit it have enough to compute."""
+    with Selector("--max-waiting", 100) as s:
+        for worker in (1, 2):
+            s.register(worker, "tcp://127.0.0.1:9")
+        tokens = list(range(96))
+        pin = {"pinned_worker": {"worker_id": 1}}
+        equal([s.reserve(tokens, selection_id=f"a{i}", **pin)["worker_id"] for i in (0, 1)], [1, 1], "96 are below, 192 aren't")
+        error(s.post("/select_and_reserve", {"model_name": MODEL, "token_ids": tokens, **pin}), 429, "100 tokens waiting")
+        equal([s.reserve(tokens, selection_id=f"b{i}")["worker_id"] for i in (0, 1)], [2, 2], "the other one has room")
+        refused = s.post("/select", {"model_name": MODEL, "token_ids": tokens, "explain": True})
+        equal((refused.status, refused.headers["Retry-After"]), (429, "1"))
+        equal(s.metrics()["kv_selector_shed_total"], 2)
+        check(s.select(tokens, advisory=True)["worker_id"] in (1, 2), "a question is answered")
+        error(s.post("/select", {"model_name": MODEL, "token_ids": tokens, "allowed_worker_ids": [7]}), 503, "no endpoints")
+        equal(s.first_token("b0"), 200)
+        equal(s.reserve(tokens, selection_id="c")["worker_id"], 2, "after a first token")
+        equal(s.free("a0"), 200)
+        equal(s.reserve(tokens, selection_id="d")["worker_id"], 1, "after an end")
+        equal(s.post("/reservations", {"model_name": MODEL, "token_ids": tokens, "selection_id": "e", "worker_id": 2}).status, 201,
+              "a choice made elsewhere is booked")
+
+
 def test_expiry_and_log():
     """A booking without progress ends by --booking-expiry, counted and logged; the decision log tells all."""
     with tempfile.TemporaryDirectory() as folder:
