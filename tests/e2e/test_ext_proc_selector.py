@@ -84,6 +84,22 @@ def test_routes_to_the_holder():
         equal(metrics[f'kv_selector_lost_total{{model="{MODEL}",tenant="default"}}'], 1)
 
 
+def test_busy_and_replicas():
+    """While all workers are busy clients get 429; a replica's bookings of Envoy are its peers', too, until it stops."""
+    with Selector("--max-waiting", "100") as s, Publisher() as one:
+        s.add(1, one, "10.0.0.1:8000")
+        with Selector("--peers", s.url) as peer:
+            with s.stream() as first, s.stream() as second, s.stream() as third:
+                equal([first.route(completion([1] * 64)), second.route(completion([2] * 64))], ["10.0.0.1:8000"] * 2)
+                wait_until(lambda: len(peer.bookings()) == 2, what="the peer knows them", timeout=30)
+                third.headers()
+                third.body(completion([3] * 64), last=True)
+                equal(third.refusal()[0], 429)
+                equal(s.metrics()["kv_selector_shed_total"], 1)
+                s.stop(timeout=60)
+                wait_until(lambda: peer.bookings() == [], what="streams that the stop ended are freed at the peer", timeout=30)
+
+
 def test_odd_endpoints():
     """An endpoint that would be more than an address in Envoy's header isn't told; fallbacks are whole, and each another worker."""
     tokens = list(range(64))
