@@ -76,23 +76,36 @@ struct plot {
     bool stacked;
 };
 
-/* Blocks from source @k as a share of all since the sample before. */
+/* Blocks from source @k as a share of all since the sample before; where no request ended between them,
+ * the share before that. */
 static double hits_at(const struct kc_whole *w, size_t i, size_t k)
 {
-    const struct kc_sample *now = &w->samples[i], *before = &w->samples[i ? i - 1 : 0];
-    uint64_t all = 0;
+    uint64_t all = 0, from = 0;
 
-    for (size_t s = 0; s < KC_N_SOURCES; s++)
-        all += now->blocks[s] - (i ? before->blocks[s] : 0);
-    return all ? 100.0 * (double)(now->blocks[k] - (i ? before->blocks[k] : 0)) / (double)all : 0;
+    for (size_t at = i + 1; at-- > 0 && all == 0;) {
+        const struct kc_sample *now = &w->samples[at], *before = &w->samples[at ? at - 1 : 0];
+
+        for (size_t s = 0; s < KC_N_SOURCES; s++)
+            all += now->blocks[s] - (at ? before->blocks[s] : 0);
+        from = now->blocks[k] - (at ? before->blocks[k] : 0);
+    }
+    return all ? 100.0 * (double)from / (double)all : 0;
 }
 
+/* @k 0: the time saved; 1: the prefill of the hits. */
 static double saved_at(const struct kc_whole *w, size_t i, size_t k)
 {
     const struct kc_sample *s = &w->samples[i];
+    double seconds = s->saved_seconds;
 
-    (void)k;
-    return s->requests ? 1e3 * s->saved_seconds / (double)s->requests : 0;
+    if (k) {
+        uint64_t hits = 0;
+
+        for (size_t from = 0; from < KC_FROM_NOWHERE; from++)
+            hits += s->blocks[from];
+        seconds = (double)(hits * w->plan.shape.page_size) / (double)w->opts.prefill;
+    }
+    return s->requests ? 1e3 * seconds / (double)s->requests : 0;
 }
 
 static double lag_at(const struct kc_whole *w, size_t i, size_t k)
@@ -132,7 +145,12 @@ static const struct plot PLOTS[] = {
      6,
      hits_at,
      true},
-    {"Time to first token saved, mean so far", "ms", {"saved"}, 1, saved_at, false},
+    {"Time to first token saved, mean so far",
+     "ms",
+     {"saved", "prefill of the hits"},
+     2,
+     saved_at,
+     false},
     {"Bytes moved by path",
      "MiB/s",
      {"gathered", "written", "G1 to G2", "G2 to G1", "peers", "from G4"},
@@ -145,20 +163,44 @@ static const struct plot PLOTS[] = {
 };
 
 struct scale {
-    double least, most, seconds;
+    double step, most, seconds; /* step: between lines, 1, 2, 2.5 or 5 by a power of ten */
 };
+
+/* Return the smallest round step of which @n reach @most. */
+static double round_step(double most, int n)
+{
+    static const double steps[] = {1, 2, 2.5, 5};
+    double power = 1e-9;
+
+    for (;; power *= 10)
+        for (size_t i = 0; i < KV_COUNT(steps); i++)
+            if (power > 1e15 || steps[i] * power * n >= most * (1 - 1e-9))
+                return steps[i] * power;
+}
+
+/* Return how many digits behind the point tell @step apart. */
+static int digits_of(double step)
+{
+    int n = 0;
+
+    while (n < 6 && (double)(uint64_t)(step * (1 + 1e-9)) < step * (1 - 1e-9)) {
+        step *= 10;
+        n++;
+    }
+    return n;
+}
 
 static struct scale scale_of(const struct kc_whole *w, const struct plot *p)
 {
-    struct scale s = {0, p->stacked ? 100 : 0, 1e-9};
+    struct scale s = {.most = p->stacked ? 100 : 1e-3, .seconds = 1e-9};
 
     for (size_t i = 0; i < w->n_samples; i++) {
         s.seconds = KV_MAX(s.seconds, w->samples[i].seconds);
         for (size_t k = 0; k < p->n && !p->stacked; k++)
             s.most = KV_MAX(s.most, p->value(w, i, k));
     }
-    if (s.most <= s.least)
-        s.most = s.least + 1;
+    s.step = round_step(s.most, 4);
+    s.most = 4 * s.step;
     return s;
 }
 
@@ -169,22 +211,24 @@ static double x_of(const struct scale *s, double seconds)
 
 static double y_of(const struct scale *s, double v)
 {
-    return HEIGHT - BOTTOM - (v - s->least) / (s->most - s->least) * (HEIGHT - TOP - BOTTOM);
+    return HEIGHT - BOTTOM - v / s->most * (HEIGHT - TOP - BOTTOM);
 }
 
 static void put_axes(struct kv_buf *out, const struct scale *s)
 {
-    for (int i = 0; i <= 4; i++) {
-        double v = s->least + (s->most - s->least) * i / 4, t = s->seconds * i / 4;
+    double tick = round_step(s->seconds, 5);
 
+    for (int i = 0; i <= 4; i++)
         kv_buf_printf(out,
                       "<path class=\"grid\" d=\"M%d %.1fH%d\"/><text x=\"%d\" y=\"%.1f\" "
                       "text-anchor=\"end\">%.*f</text>",
-                      LEFT, y_of(s, v), WIDTH - RIGHT, LEFT - 6, y_of(s, v) + 4,
-                      s->most - s->least < 8 ? 1 : 0, v);
-        kv_buf_printf(out, "<text x=\"%.1f\" y=\"%d\" text-anchor=\"%s\">%.1f s</text>", x_of(s, t),
-                      HEIGHT - 8, i < 4 ? "middle" : "end", t);
-    }
+                      LEFT, y_of(s, s->step * i), WIDTH - RIGHT, LEFT - 6, y_of(s, s->step * i) + 4,
+                      digits_of(s->step), s->step * i);
+    for (int i = 0; i <= 5 && tick * i <= s->seconds; i++)
+        kv_buf_printf(out, "<text x=\"%.1f\" y=\"%d\" text-anchor=\"%s\">%.*f s</text>",
+                      x_of(s, tick * i), HEIGHT - 8,
+                      x_of(s, tick * i) < WIDTH - 4 * RIGHT ? "middle" : "end", digits_of(tick),
+                      tick * i);
 }
 
 static void put_line(const struct kc_whole *w, const struct plot *p, const struct scale *s,
