@@ -17,7 +17,7 @@
  * "hit rate": share of a trace's references that find their block in the fast member. It has room for 5,
  * 10 and 20 % of all blocks, and a used block is there at once. Yardsticks in the same run: LRU, and
  * Belady's bound (the block whose next use is farthest leaves, or isn't taken in). A request looks its
- * whole prompt up, then uses its blocks from the last to the first, as in advisor/curve.h.
+ * whole prompt up, then uses its blocks from the last to the first, as in advisor/worth/curve.h.
  */
 #include <errno.h>
 #include <limits.h>

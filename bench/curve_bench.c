@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Hit rate over capacity (advisor/curve.h): time of a reference, and the largest difference between a
+ * Hit rate over capacity (advisor/worth/curve.h): time of a reference, and the largest difference between a
  * curve of samples and the exact one. Yardstick in the same run: one simulated cache of one capacity,
  * of the many that a curve stands for.
  *
@@ -9,7 +9,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "advisor/curve.h"
+#include "advisor/worth/curve.h"
 #include "base/core/error.h"
 #include "cli/replay/cache.h"
 #include "cli/replay/generate.h"

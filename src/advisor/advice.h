@@ -12,7 +12,7 @@
 #define KV_ADVISOR_ADVICE_H
 
 #include "advisor/volumes.h"
-#include "advisor/worth.h"
+#include "advisor/worth/worth.h"
 #include "base/json/json.h"
 
 /** Curves: of all, and of so many models and tenants; later ones count in the first alone. */

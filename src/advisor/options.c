@@ -5,8 +5,8 @@
 #include <stddef.h>
 #include <string.h>
 
-#include "advisor/curve.h"
 #include "advisor/index/policy.h"
+#include "advisor/worth/curve.h"
 #include "base/args/args.h"
 #include "base/core/ascii.h"
 #include "http/args.h"

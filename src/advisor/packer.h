@@ -22,7 +22,7 @@
 
 struct kva_packer;
 
-/** What is packed, and when. */
+/** Blobs to pack, and when. */
 struct kva_packing {
     uint32_t idle_s; /* blobs that weren't used for so long; 0: nothing is packed */
     uint64_t min_bytes,

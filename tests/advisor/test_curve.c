@@ -2,7 +2,7 @@
 #include <errno.h>
 #include <math.h>
 
-#include "advisor/curve.h"
+#include "advisor/worth/curve.h"
 #include "base/core/error.h"
 #include "base/unit.h"
 #include "cli/replay/cache.h"

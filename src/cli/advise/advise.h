@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 
-#include "advisor/worth.h"
+#include "advisor/worth/worth.h"
 #include "base/args/args.h"
 #include "base/core/buf.h"
 #include "cli/replay/trace.h"

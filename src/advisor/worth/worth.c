@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "advisor/worth.h"
+#include "advisor/worth/worth.h"
 
 #include <math.h>
 

@@ -9,7 +9,7 @@
  * The distance of a key is the number of marks behind its moment. When moments run out, the marks
  * move together.
  */
-#include "advisor/curve.h"
+#include "advisor/worth/curve.h"
 
 #include <errno.h>
 #include <math.h>

@@ -16,8 +16,8 @@
  *
  * Threads: a curve is one thread's.
  */
-#ifndef KV_ADVISOR_CURVE_H
-#define KV_ADVISOR_CURVE_H
+#ifndef KV_ADVISOR_WORTH_CURVE_H
+#define KV_ADVISOR_WORTH_CURVE_H
 
 #include <stddef.h>
 #include <stdint.h>

@@ -15,7 +15,7 @@
 #ifndef KV_ADVISOR_WORTH_H
 #define KV_ADVISOR_WORTH_H
 
-#include "advisor/curve.h"
+#include "advisor/worth/curve.h"
 
 #define KVA_GIB 1073741824.0
 #define KVA_MONTH_HOURS 730.0 /* a twelfth of a year */
