@@ -39,7 +39,7 @@ static const struct kv_arg arguments[] = {
     {ROW("lock", KV_ARG_STR, lock), .value = "URL",
      .help = "Of all advisors with this lock, one at a time moves blobs; the others stand by. "
              "etcd://HOST:PORT[,HOST:PORT...][/NAME], or etcds:// (NAME: default: of the members' "
-             "URIs)."},
+             "URIs), and credentials as ?user=NAME&password-file=FILE, ca=, cert=, key=FILE."},
     {ROW("lock-ttl", KV_ARG_TIME, lock_ttl_ms), .value = "TIME",
      .help = "Another advisor takes the lock so long after its holder has died (default 10s).",
      .min = 2000, .max = 3600000},

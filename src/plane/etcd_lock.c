@@ -12,6 +12,7 @@
 #include "base/core/clock.h"
 #include "base/core/log.h"
 #include "base/thread/thread.h"
+#include "plane/etcd_auth.h"
 
 enum { KEY_LEN = 320, NAME_LEN = 100, MAX_NOTES = 256, MAX_ANSWER = 4 << 20, MIN_TTL_S = 2 };
 static const struct etcd_limits limits = {.key = KEY_LEN, .value = 8192};
@@ -20,7 +21,9 @@ static const struct etcd_limits limits = {.key = KEY_LEN, .value = 8192};
 struct caller {
     const struct kvbm_http_abi *abi;
     const struct kvp_etcd_url *url;
+    const struct kvp_etcd_auth *auth;
     struct kvbm_http *http;
+    char token[512]; /* of the user's login; empty: none */
     size_t host;
     uint32_t timeout_ms;
     struct kv_buf body;
@@ -29,7 +32,9 @@ struct caller {
 };
 
 struct kvp_etcd_lock {
+    char *text; /* of the URL, which url and auth point into */
     struct kvp_etcd_url url;
+    struct kvp_etcd_auth auth;
     char prefix[KEY_LEN], key[KEY_LEN];
     uint64_t ttl_ns;
     uint32_t ttl_s;
@@ -74,11 +79,17 @@ static void on_end(void *arg, unsigned slot, unsigned status, const char *why)
 }
 
 static int caller_open(struct caller *c, const struct kvbm_http_abi *abi,
-                       const struct kvp_etcd_url *url, uint32_t timeout_ms)
+                       const struct kvp_etcd_url *url, const struct kvp_etcd_auth *auth,
+                       uint32_t timeout_ms)
 {
-    const struct kvbm_http_opts opts = {.data = on_data, .end = on_end, .arg = c};
+    const struct kvbm_http_opts opts = {.ca = auth->ca,
+                                        .cert = auth->cert,
+                                        .key = auth->key,
+                                        .data = on_data,
+                                        .end = on_end,
+                                        .arg = c};
 
-    *c = (struct caller){.abi = abi, .url = url, .timeout_ms = timeout_ms};
+    *c = (struct caller){.abi = abi, .url = url, .auth = auth, .timeout_ms = timeout_ms};
     return abi->open(&opts, &c->http);
 }
 
@@ -89,13 +100,14 @@ static void caller_close(struct caller *c)
     kv_buf_fini(&c->body);
 }
 
-/* Send a request, free it, and read the answer. Returns 0; -EIO: the next request goes to the next server. */
-static int call(struct caller *c, const char *path, struct kv_buf *request, struct etcd_answer *ret,
-                etcd_key_fn fn, void *arg)
+/* Send a request once, and read the answer. Returns 0 or an error. */
+static int send_once(struct caller *c, const char *path, const struct kv_buf *request,
+                     struct etcd_answer *ret, etcd_key_fn fn, void *arg)
 {
     uint64_t deadline = kv_now_ns() + (c->timeout_ms + 500) * KV_NS_PER_MS;
     char url[512];
     struct kvbm_http_post p = {.url = url,
+                               .authorization = *c->token ? c->token : NULL,
                                .body = request->data,
                                .len = request->len,
                                .connect_ms = c->timeout_ms,
@@ -107,15 +119,56 @@ static int call(struct caller *c, const char *path, struct kv_buf *request, stru
     kv_buf_clear(&c->body);
     c->body.limit = MAX_ANSWER;
     c->ended = false;
+    c->status = 0;
     if (rc == 0)
         rc = c->abi->post(c->http, 0, &p);
-    kv_buf_fini(request);
     while (rc == 0 && !c->ended && kv_now_ns() < deadline)
         c->abi->poll(c->http, -1, 50);
     c->abi->cancel(c->http, 0);
     if (rc == 0 && (!c->ended || c->status != 200 || c->body.error ||
                     etcd_read(c->body.data, c->body.len, &limits, ret, fn, arg) < 0 || *ret->error))
         rc = -EIO;
+    return rc;
+}
+
+/* Log in, where a user is given: its token comes with all requests from here on. */
+static int login(struct caller *c)
+{
+    struct kv_buf request = KV_BUF_INIT;
+    struct etcd_answer answer;
+    int rc;
+
+    *c->token = '\0';
+    if (!c->auth->user)
+        return 0;
+    etcd_write_login(&request, c->auth->user, c->auth->password);
+    rc = send_once(c, "auth/authenticate", &request, &answer, NULL, NULL);
+    if (rc == 0 && (!*answer.token || strpbrk(answer.token, "\r\n")))
+        rc = -EIO;
+    if (rc == 0)
+        snprintf(c->token, sizeof(c->token), "%s", answer.token);
+    kv_buf_fini(&request);
+    return rc;
+}
+
+/*
+ * Send a request, free it, and read the answer. A token that the server refuses is as good as none: they expire.
+ * Returns 0; -EIO: the next request goes to the next server.
+ */
+static int call(struct caller *c, const char *path, struct kv_buf *request, struct etcd_answer *ret,
+                etcd_key_fn fn, void *arg)
+{
+    bool had = *c->token;
+    int rc = had ? 0 : login(c);
+
+    if (rc == 0)
+        rc = send_once(c, path, request, ret, fn, arg);
+    if (rc && had && c->status && c->status != 200) {
+        rc = login(c);
+        if (rc == 0)
+            rc = send_once(c, path, request, ret, fn, arg);
+    }
+    kv_buf_fini(request);
     if (rc)
         c->host = (c->host + 1) % c->url->n_hosts;
     return rc ? -EIO : 0;
@@ -327,8 +380,16 @@ static int open_parts(struct kvp_etcd_lock *lock, const struct kvp_etcd_lock_opt
     const struct kvbm_http_abi *http;
     const char *why = "out of memory";
     uint32_t timeout_ms = o->ttl_s * 1000 / 6;
-    int rc = kvp_etcd_url_parse(o->url, &lock->url, &why);
+    int rc;
 
+    lock->text = strdup(o->url);
+    if (!lock->text)
+        return kv_fail(error, -ENOMEM, 0, "out of memory");
+    rc = kvp_etcd_auth_cut(lock->text, &lock->auth, error);
+    rc = rc < 0 ? rc : kvp_etcd_auth_open(&lock->auth, error);
+    if (rc < 0)
+        return rc;
+    rc = kvp_etcd_url_parse(lock->text, &lock->url, &why);
     if (rc < 0)
         return kv_fail(error, rc, 0, "%s", why);
     if (o->ttl_s < MIN_TTL_S)
@@ -341,9 +402,9 @@ static int open_parts(struct kvp_etcd_lock *lock, const struct kvp_etcd_lock_opt
         return kv_fail(error, -ENOTSUP, 0, "etcd needs libkvbm_http");
     lock->ttl_s = o->ttl_s;
     lock->ttl_ns = o->ttl_s * KV_NS_PER_S;
-    rc = caller_open(&lock->own, http, &lock->url, timeout_ms);
+    rc = caller_open(&lock->own, http, &lock->url, &lock->auth, timeout_ms);
     if (rc == 0)
-        rc = caller_open(&lock->notes, http, &lock->url, timeout_ms);
+        rc = caller_open(&lock->notes, http, &lock->url, &lock->auth, timeout_ms);
     if (rc == 0)
         rc = kv_wake_open(&lock->wake);
     if (rc == 0)
@@ -384,6 +445,8 @@ void kvp_etcd_lock_close(struct kvp_etcd_lock *lock)
     caller_close(&lock->own);
     caller_close(&lock->notes);
     kvp_etcd_url_fini(&lock->url);
+    kvp_etcd_auth_fini(&lock->auth);
+    free(lock->text);
     pthread_mutex_destroy(&lock->lock);
     free(lock);
 }

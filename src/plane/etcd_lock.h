@@ -22,13 +22,17 @@
 struct kvp_etcd_lock;
 
 struct kvp_etcd_lock_opts {
-    const char *url;    /* etcd://HOST:PORT[,HOST:PORT...][/NAME] or etcds: */
+    /* etcd://HOST:PORT[,HOST:PORT...][/NAME] or etcds:, and credentials behind a question mark (etcd_auth.h) */
+    const char *url;
     const char *prefix; /* of its keys, without a name; 100 bytes at most */
     const char *name;   /* where the URL has none */
     uint32_t ttl_s;     /* of the lease, 2 at least */
 };
 
-/** Start to ask for the lock. Returns 0; -EINVAL; -ENOTSUP (no libkvbm_http); -ENOMEM; with @error. */
+/**
+ * Start to ask for the lock. Returns 0; -EINVAL; -ENOTSUP (no libkvbm_http); -ENOMEM; an
+ * error of the password's file; with @error.
+ */
 int kvp_etcd_lock_open(const struct kvp_etcd_lock_opts *opts, struct kvp_etcd_lock **ret,
                        struct kv_error *error);
 /** Give the lock back. NULL is a no-op. */

@@ -151,6 +151,47 @@ def test_without_a_server():
             wait_placed(volumes)
 
 
+def test_credentials():
+    """An etcd with users: by user and password; tokens that it forgets are asked for again; a wrong password gets no lock."""
+    with Etcd() as etcd, Server() as server, Remote(server) as volumes:
+        etcd.protect("secret")
+        right, wrong = volumes.path / "right", volumes.path / "wrong"
+        right.write_text("secret\n")
+        wrong.write_text("other\n")
+        volumes.put("fast", 0, N)
+        url = etcd.url.replace("http:", "etcd:") + "/t?user=root&password-file="
+        with Advisor(volumes, "--lock", f"{url}{wrong}", "--lock-ttl", "2s") as advisor:
+            wait_until(lambda: "the lock's server doesn't answer" in "".join(advisor.log), 30, "the refusal")
+            equal(leads(advisor), False)
+        with Advisor(volumes, "--lock", f"{url}{right}", "--lock-ttl", "2s") as advisor:
+            wait_until(lambda: leads(advisor), 30, "the lock")
+            wait_until(lambda: placed(volumes), 60, "the places")
+            etcd.kill()
+            etcd.start()  # its tokens were in memory
+            volumes.put("fast", 0, N)
+            advisor.scan()
+            wait_until(lambda: leads(advisor), 30, "the lock again")
+            wait_until(lambda: placed(volumes), 60, "the places again")
+    with Volumes() as volumes, Advisor(volumes, "--lock", "etcd://127.0.0.1:1/t?user=root&password-file=/nosuch", start=False) as advisor:
+        equal(advisor.process.wait(patience(30)), 1, "its status")
+        advisor._reader.join(10)
+        check("/nosuch" in "".join(advisor.log), advisor.log)
+        advisor.close = lambda: 0
+
+
+def test_certificates():
+    """An etcd that wants the client's certificate."""
+    with Volumes() as volumes:
+        cert, key = make_certificate(str(volumes.path))
+        with Etcd((cert, key)) as etcd:
+            url = etcd.url.replace("https:", "etcds:") + f"/t?ca={cert}"
+            with Advisor(volumes, "--lock", url, "--lock-ttl", "2s") as advisor:
+                wait_until(lambda: "the lock's server doesn't answer" in "".join(advisor.log), 30, "the refusal")
+                equal(leads(advisor), False)
+            with Advisor(volumes, "--lock", f"{url}&cert={cert}&key={key}", "--lock-ttl", "2s") as advisor:
+                wait_until(lambda: leads(advisor), 30, "the lock")
+
+
 def test_folders_of_one_machine():
     """The lock in etcd comes first, then those of the folders: an advisor without the former keeps the latter."""
     with Volumes(room=20) as volumes, Advisor(volumes) as first:

@@ -11,15 +11,15 @@
 #include <string.h>
 
 #include "base/core/clock.h"
-#include "indexer/discover/etcd_auth.h"
 #include "indexer/discover/reconcile.h"
+#include "plane/etcd_auth.h"
 
 #define LOOK_MS 1000 /* interval at which the discovery's state is read */
 #define NATS_MS 100  /* the same with NATS: of ticks, too */
 
 struct dynamo {
     char *where; /* without credentials; they point behind it */
-    struct ki_etcd_auth auth;
+    struct kvp_etcd_auth auth;
     char subject[KVP_DYNAMO_SUBJECT];
     struct kvp_discovery *discovery;
     struct ki_dynamo_nats *nats; /* NULL: not given */
@@ -33,7 +33,7 @@ static int read_where(struct dynamo *dynamo, const char *where, struct kv_error 
         return kv_fail(error, -ENOMEM, 0, "out of memory");
     if (strncmp(where, "file:", strlen("file:")) == 0)
         return 0;
-    return ki_etcd_auth_cut(dynamo->where, &dynamo->auth, error);
+    return kvp_etcd_auth_cut(dynamo->where, &dynamo->auth, error);
 }
 
 int ki_dynamo_check(const char *where, struct kv_error *error)
@@ -104,7 +104,7 @@ static int open_dynamo(struct ki_source *source, struct kv_error *error)
     source->own = dynamo;
     rc = read_where(dynamo, source->where, error);
     if (rc == 0)
-        rc = ki_etcd_auth_open(&dynamo->auth, error);
+        rc = kvp_etcd_auth_open(&dynamo->auth, error);
     if (rc == 0)
         rc = kvp_discovery_subject(dynamo->where, dynamo->subject);
     if (rc == 0)
@@ -128,7 +128,7 @@ static void close_dynamo(struct ki_source *source)
         return;
     kvp_discovery_close(dynamo->discovery);
     ki_dynamo_nats_close(dynamo->nats);
-    ki_etcd_auth_fini(&dynamo->auth);
+    kvp_etcd_auth_fini(&dynamo->auth);
     free(dynamo->where);
     free(dynamo);
 }

@@ -12,8 +12,8 @@
 #include <string.h>
 
 #include "base/args/instance.h"
-#include "indexer/discover/etcd_auth.h"
 #include "indexer/discover/table.h"
+#include "plane/etcd_auth.h"
 
 #define MAX_KEY 512
 #define MAX_VALUE 65536
@@ -26,7 +26,7 @@ struct etcd {
     struct kvp_etcd_url url;
     char *text; /* owned; prefix and auth point into it */
     const char *prefix;
-    struct ki_etcd_auth auth;
+    struct kvp_etcd_auth auth;
     const struct kvbm_http_abi *http;
     struct ki_table keys;
     struct ki_body body;
@@ -44,7 +44,7 @@ static int read_place(struct etcd *e, const char *scheme, const char *where, str
     e->text = strdup(where);
     if (!e->text)
         return kv_fail(error, -ENOMEM, 0, "out of memory");
-    rc = ki_etcd_auth_cut(e->text, &e->auth, error);
+    rc = kvp_etcd_auth_cut(e->text, &e->auth, error);
     if (rc < 0)
         return rc;
     kv_buf_printf(&url, "%s%s", scheme, e->text);
@@ -233,7 +233,7 @@ static int open_etcd(struct ki_source *source, struct kv_error *error)
     e->keys.changed = true; /* also that there is none */
     rc = read_place(e, source->ops->scheme, source->where, error);
     if (rc == 0)
-        rc = ki_etcd_auth_open(&e->auth, error);
+        rc = kvp_etcd_auth_open(&e->auth, error);
     if (rc < 0)
         return rc;
     e->http = kvbm_http_load();
@@ -248,7 +248,7 @@ static void close_etcd(struct ki_source *source)
         return;
     ki_table_fini(&e->keys);
     ki_body_fini(&e->body);
-    ki_etcd_auth_fini(&e->auth);
+    kvp_etcd_auth_fini(&e->auth);
     free_place(e);
     free(e);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "indexer/discover/etcd_auth.h"
+#include "plane/etcd_auth.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -10,7 +10,7 @@
 #include "base/core/error.h"
 
 /* Set the option that @text, NAME=VALUE, gives. Returns false for none of them. */
-static bool set(struct ki_etcd_auth *auth, char *text)
+static bool set(struct kvp_etcd_auth *auth, char *text)
 {
     const struct {
         const char *name;
@@ -32,11 +32,11 @@ static bool set(struct ki_etcd_auth *auth, char *text)
     return false;
 }
 
-int ki_etcd_auth_cut(char *url, struct ki_etcd_auth *ret, struct kv_error *error)
+int kvp_etcd_auth_cut(char *url, struct kvp_etcd_auth *ret, struct kv_error *error)
 {
     char *options = strchr(url, '?'), *save = NULL;
 
-    *ret = (struct ki_etcd_auth){.user = NULL};
+    *ret = (struct kvp_etcd_auth){.user = NULL};
     if (!options)
         return 0;
     *options++ = '\0';
@@ -53,7 +53,7 @@ int ki_etcd_auth_cut(char *url, struct ki_etcd_auth *ret, struct kv_error *error
     return 0;
 }
 
-int ki_etcd_auth_open(struct ki_etcd_auth *auth, struct kv_error *error)
+int kvp_etcd_auth_open(struct kvp_etcd_auth *auth, struct kv_error *error)
 {
     ssize_t n;
     int fd, err;
@@ -72,7 +72,7 @@ int ki_etcd_auth_open(struct ki_etcd_auth *auth, struct kv_error *error)
     return 0;
 }
 
-void ki_etcd_auth_fini(struct ki_etcd_auth *auth)
+void kvp_etcd_auth_fini(struct kvp_etcd_auth *auth)
 {
     explicit_bzero(auth->password, sizeof(auth->password));
 }
