@@ -2,7 +2,8 @@
 # Power cuts, for real. As root, tests/fault/power_cuts.py: a FUSE disk that drops, reorders and tears what was not flushed,
 # under ext4, xfs and btrfs, and below a file store, the disk tier, a disk tier that grows and shrinks, and a manager; 100
 # cuts of each (KV_FAULT_CUTS), two kinds at a time for each core (KV_FAULT_JOBS), with controls that have their barriers
-# taken away. Nothing acknowledged may be lost, and nothing wrong. A table of all comes last.
+# taken away. Nothing acknowledged may be lost, and nothing wrong. A table of all comes last. Behind it 500 kills of a
+# kv-advisor (KV_ADVISOR_KILLS; KV_FAULT_OF=advisor: these alone).
 #
 # Not as root, or with KV_FAULT_UML=1: a user-mode-linux guest writes to a file store on ext4, xfs and btrfs until the
 # guest, with everything in its page cache, is killed; a second boot mounts the disk and checks that all
@@ -12,7 +13,15 @@
 # KV_FAULT_ROUNDS=5 chooses how many; for both: KV_FAULT_FS="ext4 xfs btrfs", KV_FAULT_OF="store disk manager" and KV_TEST_SEED.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
-[ "$(id -u)" != 0 ] || [ -n "${KV_FAULT_UML:-}" ] || exec python3 tests/fault/power_cuts.py
+if [ "$(id -u)" = 0 ] && [ -z "${KV_FAULT_UML:-}" ]; then
+    status=0
+    [ "${KV_FAULT_OF:-}" = advisor ] || python3 tests/fault/power_cuts.py || status=1
+    if [[ ${KV_FAULT_OF:-advisor} == *advisor* ]]; then # a kv-advisor killed while it moves and packs
+        KV_ADVISOR_KILLS=${KV_ADVISOR_KILLS:-500} /usr/bin/python3 -B tests/fault/test_advisor_kill.py
+        case $? in 0 | 77) ;; *) status=1 ;; esac
+    fi
+    exit "$status"
+fi
 rounds=${KV_FAULT_ROUNDS:-5}
 systems=${KV_FAULT_FS:-ext4 xfs btrfs}
 RANDOM=${KV_TEST_SEED:-$$}
