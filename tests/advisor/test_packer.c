@@ -209,6 +209,16 @@ static struct trd_weight weigh(struct fixture *f)
     return ret;
 }
 
+/* Entries of all packs, those in two packs twice. */
+static size_t entries(struct fixture *f)
+{
+    struct trd_packs *packs = trd_catalog_hold(&f->volumes.packs[1]);
+    size_t n = packs ? packs->n_entries : 0;
+
+    trd_packs_release(packs);
+    return n;
+}
+
 /* Number of steps in the packs where the next entry is the blob's child. */
 static unsigned children_next(struct fixture *f)
 {
@@ -230,28 +240,27 @@ static unsigned children_next(struct fixture *f)
 
 static void pack_all(struct fixture *f)
 {
-    wait_until(scanned(f) && stats_of(f).dropped >= 32);
-    assert_true(singles(f, 1) == N - stats_of(f).dropped);
+    wait_until(scanned(f) && packed(f) >= 32 && entries(f) == packed(f));
     all_there(f);
 }
 
 static void test_packs(void **state)
 {
-    size_t n;
     struct fixture f;
+    size_t n;
     (void)state;
 
     begin(&f);
     start(&f, 0);
     pack_all(&f);
-    stop(&f);
+    stop(&f); /* perhaps between the steps of a further pack */
     n = packed(&f);
-    assert_in_range(n, 32, N);
-    assert_int_equal(weigh(&f).blobs, n);
-    assert_true(children_next(&f) >=
-                n - 6); /* a step is lost at each pack's end, and between branches */
-    scan(&f);           /* the packs alone tell it */
-    assert_int_equal(packed(&f), n);
+    assert_true(weigh(&f).blobs >= n && N - singles(&f, 1) >= n);
+    /* a step is lost at each pack's end, and where branches end */
+    assert_true(children_next(&f) + 3 * weigh(&f).packs >= entries(&f));
+    scan(&f); /* the packs alone tell it */
+    assert_true(packed(&f) >= n);
+    all_there(&f);
     end(&f);
 }
 
@@ -304,12 +313,11 @@ static void test_goes_on(void **state)
     scan(&f);
     assert_int_equal(packed(&f), 0);
     start(&f, 0);
-    wait_until(scanned(&f) && packed(&f) >= 3 + 29);
+    /* each in one pack: what was packed before isn't packed again */
+    wait_until(scanned(&f) && packed(&f) >= 3 + 29 && entries(&f) == packed(&f));
     for (unsigned i = 0; i < 3; i++)
         assert_true(is_packed(&f, i));
     all_there(&f);
-    stop(&f);
-    assert_int_equal(weigh(&f).blobs, packed(&f)); /* none is in two packs */
     end(&f);
 }
 
