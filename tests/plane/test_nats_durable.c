@@ -105,8 +105,8 @@ static int stop(void **state)
     return 0;
 }
 
-/* What was published while nobody listened comes, once for each id, over the end of subscriptions, clients
- * and servers; what isn't taken comes again. */
+/* A durable consumer gets the messages that were published while nobody listened, once for each id, also
+ * behind the end of its client and its server. A message that it doesn't take comes again. */
 static void test_goes_on(void **state)
 {
     struct inbox first = INBOX, second = INBOX, other = INBOX;
