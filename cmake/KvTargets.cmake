@@ -133,9 +133,25 @@ function(kv_unit room file)
     endforeach()
   endif()
   set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+  if(KV_SANITIZE STREQUAL thread AND ${room}.${stem} IN_LIST KV_SINGLE_THREADED)
+    set_target_properties(${target} PROPERTIES EXCLUDE_FROM_ALL ON)
+    return()
+  endif()
   add_test(NAME ${room}.${stem} COMMAND ${target})
   set_tests_properties(${room}.${stem} PROPERTIES TIMEOUT 600 LABELS unit ${KV_CORE}
                        ENVIRONMENT "KV_SOURCE_DIR=${CMAKE_SOURCE_DIR};KV_BUILD_DIR=${CMAKE_BINARY_DIR};TSAN_OPTIONS=suppressions=${CMAKE_SOURCE_DIR}/tests/tsan.supp;LSAN_OPTIONS=print_suppressions=0:suppressions=${CMAKE_SOURCE_DIR}/tests/lsan.supp")
+  if(NOT KV_SANITIZE AND ${room}.${stem} IN_LIST KV_SINGLE_THREADED)
+    set_property(TEST ${room}.${stem} APPEND PROPERTY ENVIRONMENT LD_PRELOAD=${CMAKE_BINARY_DIR}/tests/libno_threads.so)
+  endif()
+endfunction()
+
+# kv_set_tests("a.b;c.d" PROPERTY value ...): set properties of those tests that this build has.
+function(kv_set_tests tests)
+  foreach(test ${tests})
+    if(TEST ${test})
+      set_tests_properties(${test} PROPERTIES ${ARGN})
+    endif()
+  endforeach()
 endfunction()
 
 # kv_script_test(kind file): an end-to-end or fault test, a program of its own (exit 77 = skipped).

@@ -4,7 +4,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 seconds=${1:-60}; shift || true
-make --no-print-directory build PRESET=fuzz >&2 || { echo 'FAILED build'; exit 1; }
+make --no-print-directory build PRESET=fuzz TARGETS=fuzzers >&2 || { echo 'FAILED build'; exit 1; }
 mkdir -p build/fuzz/crashes
 targets=("$@")
 [ ${#targets[@]} -gt 0 ] || targets=(build/fuzz/bin/fuzz_*)

@@ -65,8 +65,10 @@ def test_the_libraries_own_tests():
         said = (done.stdout + done.stderr)[-1500:]
         return "" if done.returncode in (0, 77) else f"{program} in {name}.{charset}: {done.returncode}\n{said}\n"
 
+    # A sanitizer sees each kind of change once: other letters, and another decimal point. The release build has all locales.
+    locales = [LOCALES[0], LOCALES[3]] if SANITIZED else LOCALES
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        failed = "".join(pool.map(tried, [(p, locale) for locale in LOCALES for p in PROGRAMS if p not in missing]))
+        failed = "".join(pool.map(tried, [(p, locale) for locale in locales for p in PROGRAMS if p not in missing]))
     check(not failed, failed)
 
 
