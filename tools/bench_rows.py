@@ -48,7 +48,7 @@ INDEX = [
     index("lookup of 64 blocks, 19 of them held by all 256 workers", "find_warm", "p50_ns", "ns"),
     index("writes, a prompt of 64 blocks dropped and one stored", "writes", "blocks_per_s", "blocks/s", of="blocks_per_s", target=value_least(8e6),
           **FLAT),
-    Row("memory a holder-block of hybrids (window and state beside), 12.8M of them", {"bench": "hybrid", "figure": "memory", "groups": "full, window, state"},
+    Row("memory a holder-block of hybrids (window and state beside)", {"bench": "hybrid", "figure": "memory", "groups": "full, window, state"},
         "bytes_per_holder_block", "B", words="full attention alone", of="bytes_per_holder_block", of_line={"groups": "full"}, target=value_most(28)),
 ]
 
