@@ -127,7 +127,7 @@ int main(void)
     uint32_t n_ok;
 
     describe(device);
-    /* What needs the memory registered ties that to it: destroy would release it first. */
+    /* A user of registered memory ties the registration to it: destroy releases that first. */
     must(kvbm_storage_register(memory, nic, unpin, nic), "register");
     if (kvbm_storage_registration(memory, nic) != nic)
         return 1;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Who is there: an agent that follows a directory has a session with each agent in it, and a program
+ * Agents that are there: one that follows a directory has a session with each agent in it, and a program
  * that only looks sees agents come and go. The directory is a file here; etcd needs no file and drops
  * agents that have died. docs/kvbm-remote.md explains both.
  *

@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "advisor/explain.h"
-#include "advisor/options.h"
 #include "advisor/index/policy.h"
+#include "advisor/options.h"
 #include "advisor/state.h"
 #include "base/core/le.h"
 #include "base/core/xxh.h"

@@ -13,7 +13,7 @@ struct ksel_options {
     uint64_t booking_expiry_ms;
     uint64_t max_bookings;
     uint64_t max_waiting; /* tokens of each worker at which requests get 429; 0: never */
-    uint64_t session_ms; /* 0: no affinity */
+    uint64_t session_ms;  /* 0: no affinity */
     uint64_t cache_ms, cache_entries;
     const char *decision_log; /* NULL: none */
     uint64_t decision_sample;

@@ -71,7 +71,7 @@ struct ksel {
     uint64_t revision; /* of the registry, at the last sync */
     bool dirty;        /* records have changed since */
     struct ksel_cache cache;
-    uint64_t shed; /* requests refused because of --max-waiting */
+    uint64_t shed;        /* requests refused because of --max-waiting */
     struct ksel_log *log; /* NULL: none */
     struct ksel_scratch *scratch;
     struct ksel_envoy *envoy; /* NULL: no --ext-proc */

@@ -4,8 +4,8 @@
 
 #include <limits.h>
 
-#include "advisor/mover.h"
 #include "advisor/index/policy.h"
+#include "advisor/mover.h"
 #include "store/backend/store.h"
 
 enum { LEN = 1000, LONG = 10 << 20 };

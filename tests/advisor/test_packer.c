@@ -5,8 +5,8 @@
 
 #include <limits.h>
 
+#include "advisor/index/policy.h"
 #include "advisor/mover.h"
-#include "advisor/policy.h"
 #include "tiered/pack_sweep.h"
 
 enum { LEN = 1000, N = 40, PACK = 16384 };

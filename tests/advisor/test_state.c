@@ -5,9 +5,9 @@
 #include <unistd.h>
 
 #include "advisor/explain.h"
+#include "advisor/index/policy.h"
 #include "advisor/mover.h"
 #include "advisor/options.h"
-#include "advisor/index/policy.h"
 #include "advisor/state.h"
 #include "base/core/le.h"
 #include "base/core/xxh.h"

@@ -51,7 +51,7 @@ static void test_small_messages(void **state)
     nats_make(&server, "");
     nats_start(&server);
     snprintf(url, sizeof(url), "%s/>", server.url);
-    assert_int_equal(kc_source_open(url, &args, &source, &error), 0);
+    assert_int_equal(kc_source_open(url, &args, NULL, &source, &error), 0);
     do
         kc_source_state(source, &now);
     while (!now.connected);
