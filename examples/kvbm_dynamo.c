@@ -6,6 +6,7 @@
  *
  *     cc -std=gnu11 kvbm_dynamo.c $(pkg-config --cflags --libs kvbm)
  */
+#define _XOPEN_SOURCE 700 /* for nftw */
 #include <ftw.h>
 #include <kvbm.h>
 #include <stdio.h>

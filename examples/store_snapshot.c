@@ -7,8 +7,9 @@
  *
  * The second save is of the same buffer, changed a little: it writes only the changed chunks.
  *
- *     cc -std=gnu11 -D_GNU_SOURCE store_snapshot.c $(pkg-config --cflags --libs kvstore)
+ *     cc -std=gnu11 store_snapshot.c $(pkg-config --cflags --libs kvstore)
  */
+#define _XOPEN_SOURCE 700 /* for nftw */
 #include <ftw.h>
 #include <kv_store.h>
 #include <stdio.h>
