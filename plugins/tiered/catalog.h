@@ -164,6 +164,9 @@ int trd_catalog_look(struct trd_catalog *catalog, struct kvs_store *store, uint6
 int trd_catalog_touch(struct trd_catalog *catalog, struct kvs_store *store, const uint8_t *hashes,
                       size_t hash_len, size_t n);
 
+/** Note a blob as deleted in one pack. The caller writes the mark. Returns 0 or an error. */
+int trd_packed_delete(const struct trd_packed *place, struct kvs_store *store);
+
 /**
  * Note a blob as deleted in all packs that have it; with @data only where it has these bytes. The caller
  * writes the mark when it has noted all. Returns the number of packs that had it, or an error.

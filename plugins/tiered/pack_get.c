@@ -396,6 +396,18 @@ static bool has_bytes(const struct trd_packed *place, const void *data, size_t l
                      trd_pack_entry_is(index, place->entry, data));
 }
 
+int trd_packed_delete(const struct trd_packed *place, struct kvs_store *store)
+{
+    char name[TRD_PACK_NAME];
+    int rc;
+
+    trd_gone_write_name(place->pack->name.id, place->entry, name);
+    rc = kvs_put_manifest(store, name, "", 0);
+    if (rc == 0)
+        atomic_store_explicit(&place->pack->gone[place->entry], 1, memory_order_relaxed);
+    return rc;
+}
+
 int trd_packs_delete(const struct trd_packs *packs, struct kvs_store *store, const void *hash,
                      size_t hash_len, const void *data, size_t len)
 {
@@ -404,16 +416,10 @@ int trd_packs_delete(const struct trd_packs *packs, struct kvs_store *store, con
     int n = 0, rc = 0;
 
     while (rc == 0 && packs && trd_packs_next(packs, hash, hash_len, &at, &place)) {
-        char name[TRD_PACK_NAME];
-
         if (!has_bytes(&place, data, len))
             continue;
-        trd_gone_write_name(place.pack->name.id, place.entry, name);
-        rc = kvs_put_manifest(store, name, "", 0);
-        if (rc == 0) {
-            atomic_store_explicit(&place.pack->gone[place.entry], 1, memory_order_relaxed);
-            n++;
-        }
+        rc = trd_packed_delete(&place, store);
+        n += rc == 0;
     }
     return rc < 0 ? rc : n;
 }

@@ -98,6 +98,8 @@ struct sweep {
     void *arg;
     kv_store_swept *swept;
     struct trd_filling filling; /* live blobs of packs that are rewritten */
+    uint64_t created_s; /* new packs are at least so young: younger than all rewritten so far */
+    struct trd_keys written; /* keys of the new packs */
     struct rewritten *rewritten;
     size_t n_rewritten;
     bool removed; /* some pack */
@@ -199,6 +201,18 @@ static int read_twins(const struct sweep *s, const struct trd_pack *pack, struct
     return rc;
 }
 
+/* Publish the pack that is being filled, and begin the next. */
+static int publish(struct sweep *s)
+{
+    uint8_t key[TRD_PACK_KEY];
+    int rc;
+
+    trd_pack_key(s->filling.builder.name.id, key);
+    s->filling.created_s = s->created_s;
+    rc = trd_keys_add(&s->written, key, sizeof(key));
+    return s->failed = rc < 0 ? rc : trd_pack_publish(s->p, &s->filling);
+}
+
 /* Add a blob to the pack that is being filled; publish that first when it is full. */
 static int add(struct sweep *s, const struct trd_pack_index *index, uint32_t i, const void *data)
 {
@@ -208,7 +222,7 @@ static int add(struct sweep *s, const struct trd_pack_index *index, uint32_t i, 
 
     if ((s->filling.bytes && s->filling.bytes + len > s->p->max_bytes) ||
         trd_pack_is_full(&s->filling.builder, key_len))
-        rc = s->failed = trd_pack_publish(s->p, &s->filling);
+        rc = publish(s);
     if (rc < 0)
         return rc;
     trd_pack_add(&s->filling.builder, key, key_len, data, len);
@@ -223,7 +237,7 @@ static int copy_live(struct sweep *s, struct trd_pack *pack, const struct weighe
     size_t n = 0;
     int rc = reads ? s->failed : -ENOMEM;
 
-    s->filling.created_s = KV_MAX(s->filling.created_s, pack->index.created_s + 1);
+    s->created_s = KV_MAX(s->created_s, pack->index.created_s + 1);
     for (uint32_t i = 0; rc == 0 && i < pack->index.n; i++)
         if (w->live[i] == LIVE)
             reads[n++].from = (struct trd_packed){pack, i};
@@ -282,20 +296,54 @@ static int sweep_pack(struct sweep *s, struct trd_pack *pack)
 
 /* -- all packs --------------------------------------------------------------------------------- */
 
+/* Note a blob as deleted in this sweep's packs. Others' may have it since it was put anew: it stays there. */
+static int delete_copies(struct sweep *s, const struct trd_packs *packs, const void *hash,
+                         size_t hash_len)
+{
+    struct trd_packed place;
+    size_t at = 0;
+    int rc = 0;
+
+    while (rc == 0 && packs && trd_packs_next(packs, hash, hash_len, &at, &place)) {
+        uint8_t key[TRD_PACK_KEY];
+
+        trd_pack_key(place.pack->name.id, key);
+        if (trd_keys_has(&s->written, key, sizeof(key)))
+            rc = trd_packed_delete(&place, s->p->to);
+    }
+    return rc;
+}
+
 /* A blob that was deleted from an old pack while it was copied goes from the new one, too. */
-static int repeat_deletions(struct sweep *s, const struct rewritten *old)
+static int repeat_deletions(struct sweep *s, const struct trd_packs *packs,
+                            const struct rewritten *old, bool *ret_any)
 {
     const struct trd_pack *pack = old->pack;
     int rc = 0;
 
-    for (uint32_t i = 0; pack && i < pack->index.n && rc >= 0; i++) {
+    for (uint32_t i = 0; i < pack->index.n && rc == 0; i++) {
         size_t len;
         const uint8_t *key = trd_pack_entry_key(&pack->index, i, &len);
 
-        if (old->live && old->live[i] == LIVE && atomic_load(&pack->gone[i]))
-            rc = trd_catalog_delete(s->p->catalog, s->p->to, key, len, NULL, 0);
+        if (old->live[i] != LIVE || !atomic_load(&pack->gone[i]))
+            continue;
+        *ret_any = true;
+        rc = trd_is_unsure(s->p->catalog) ? -EIO : delete_copies(s, packs, key, len);
     }
-    return KV_MIN(rc, 0);
+    return rc;
+}
+
+/* Repeat the deletions of all old packs, by a catalog that was read now. */
+static int repeat_all(struct sweep *s)
+{
+    int rc = trd_catalog_read(s->p->catalog, s->p->to, 0, NULL);
+    struct trd_packs *packs = rc == 0 ? trd_catalog_hold(s->p->catalog) : NULL;
+    bool any = false;
+
+    for (size_t i = 0; i < s->n_rewritten && rc == 0; i++)
+        rc = repeat_deletions(s, packs, &s->rewritten[i], &any);
+    trd_packs_release(packs);
+    return rc == 0 && any ? trd_write_mark(s->p->to) : rc;
 }
 
 /* Publish the rest, and remove the old packs when readers have had time to learn of the new ones. */
@@ -304,13 +352,11 @@ static int end_rewriting(struct sweep *s, uint64_t linger_ns)
     int rc = s->failed;
 
     if (rc == 0 && s->filling.builder.n)
-        rc = trd_pack_publish(s->p, &s->filling);
+        rc = publish(s);
     if (rc == 0 && s->n_rewritten) {
         rc = trd_packing_wait(s->p, linger_ns);
-        rc = rc < 0 ? rc : trd_catalog_read(s->p->catalog, s->p->to, 0, NULL);
+        rc = rc < 0 ? rc : repeat_all(s);
     }
-    for (size_t i = 0; i < s->n_rewritten && rc == 0; i++)
-        rc = repeat_deletions(s, &s->rewritten[i]);
     for (size_t i = 0; i < s->n_rewritten && rc == 0; i++)
         rc = trd_pack_remove(s->p, s->rewritten[i].pack);
     return rc == 0 && (s->removed || s->n_rewritten) ? trd_write_mark(s->p->to) : rc;
@@ -337,6 +383,7 @@ static int sweep_all(struct sweep *s, const struct trd_packs *packs, const struc
     if (rc == 0)
         rc = end_rewriting(s, linger_ns);
     trd_pack_builder_fini(&s->filling.builder);
+    trd_keys_fini(&s->written);
     for (size_t i = 0; i < s->n_rewritten; i++)
         free(s->rewritten[i].live);
     free(s->rewritten);

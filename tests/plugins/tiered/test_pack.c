@@ -510,6 +510,97 @@ static void test_full_while_rewriting(void **state)
     world_close(&w);
 }
 
+struct repacking {
+    struct world *w;
+    bool done;
+};
+
+/* While live blobs of the last pack are copied: delete them, put them anew, and pack them. */
+static void repack(void *arg, enum trd_pack_step step)
+{
+    struct repacking *r = arg;
+    struct trd_catalog catalog;
+    uint8_t *keys = keys_of(40, 5);
+
+    if (!r->done && step == TRD_PACK_VERIFIED) {
+        r->done = true;
+        trd_catalog_init(&catalog);
+        for (size_t i = 0; i < 5; i++)
+            assert_int_equal(trd_catalog_delete(&catalog, r->w->cold, keys + i * 16, 16, NULL, 0),
+                             1);
+        trd_catalog_fini(&catalog);
+        put_blobs(r->w->store, 40, 4, "anew"); /* not the fifth */
+        pack_all(r->w->cold, 40, 4);
+    }
+    free(keys);
+}
+
+/* A blob that was deleted while it was copied goes from the copy, and stays in a pack that has it since. */
+static void test_repacked_while_rewriting(void **state)
+{
+    kv_store_swept swept = {.size = sizeof(swept)};
+    uint64_t below = 45;
+    struct trd_packing p;
+    size_t singles, packs;
+    struct world w;
+    struct repacking r = {.w = &w};
+    (void)state;
+
+    open_world(&w);
+    put_blobs(w.store, 0, BLOBS, "m");
+    pack_all(w.cold, 0, BLOBS);
+    assert_int_equal(trd_packing_init(&p, w.cold, w.cold), 0);
+    p.step = repack;
+    p.arg = &r;
+    assert_int_equal(trd_sweep_packs_of(&p, 0, 0, is_below, &below, &swept), 0);
+    trd_packing_fini(&p);
+    assert_true(r.done);
+    count(w.cold, &singles, &packs);
+    assert_int_equal(singles, 0);
+    assert_int_equal(packs, 4);
+    all_there(w.store, 0, 44);
+    assert_int_equal(get_blob(w.store, 44), -ENOENT);
+    world_close(&w);
+}
+
+/* By a clock that runs ahead the old pack is younger than now: all new ones must be younger still. */
+static void test_rewritten_is_younger(void **state)
+{
+    kv_store_swept swept = {.size = sizeof(swept)};
+    struct trd_filling filling = {.created_s = kv_wall_ns() / KV_NS_PER_S + 3600};
+    uint64_t ahead = filling.created_s, below = 9;
+    struct trd_catalog catalog;
+    struct trd_packs *packs;
+    struct trd_packing p;
+    struct world w;
+    (void)state;
+
+    open_world(&w);
+    assert_int_equal(trd_packing_init(&p, w.cold, w.cold), 0);
+    assert_int_equal(trd_pack_begin(&filling.builder), 0);
+    for (uint64_t i = 0; i < 20; i++) {
+        uint8_t key[16], data[LEN];
+
+        make_blob(i, key, data);
+        trd_pack_add(&filling.builder, key, sizeof(key), data, LEN);
+    }
+    assert_int_equal(trd_pack_publish(&p, &filling), 0);
+    trd_pack_builder_fini(&filling.builder);
+    p.max_bytes = 4 * LEN; /* three new packs */
+    assert_int_equal(trd_sweep_packs_of(&p, 0, 0, is_below, &below, &swept), 0);
+    trd_packing_fini(&p);
+    trd_catalog_init(&catalog);
+    assert_int_equal(trd_catalog_read(&catalog, w.cold, 0, NULL), 0);
+    packs = trd_catalog_hold(&catalog);
+    assert_int_equal(packs->n, 3);
+    for (size_t i = 0; i < packs->n; i++)
+        assert_true(packs->of[i]->index.created_s > ahead);
+    trd_packs_release(packs);
+    trd_catalog_fini(&catalog);
+    all_there(w.store, 0, 9);
+    world_close(&w);
+}
+
 /* Age protects the blobs of a pack, dead ones too. */
 static void test_young_packs_stay(void **state)
 {
@@ -622,6 +713,8 @@ int main(void)
         cmocka_unit_test(test_killed),
         cmocka_unit_test(test_collection),
         cmocka_unit_test(test_full_while_rewriting),
+        cmocka_unit_test(test_repacked_while_rewriting),
+        cmocka_unit_test(test_rewritten_is_younger),
         cmocka_unit_test(test_young_packs_stay),
         cmocka_unit_test(test_collection_of_the_member),
         cmocka_unit_test(test_damage),
