@@ -99,8 +99,9 @@ struct kvp_nats_durable {
  * from the stream's first one on, in order and one at a time. A message is taken when @fn returns without
  * having set msg->again; else it comes again at once. One whose @fn didn't return (the program was killed,
  * the connection broke) comes again after 30 s, so some come twice. One subscriber at a time has
- * the messages; others, and all while there is no such stream, try again every reconnect_ms. Returns 0;
- * -EINVAL; -ENOMEM.
+ * the messages; others, and all while there is no such stream, try again every reconnect_ms. Where the
+ * consumer goes, with its stream or by itself, the connection is made anew after some 10 s, and the
+ * consumer with it. Returns 0; -EINVAL; -ENOMEM.
  */
 int kvp_nats_subscribe_durable(struct kvp_nats *nats, const char *subject,
                                const struct kvp_nats_durable *durable, kvp_nats_fn fn, void *arg,

@@ -186,12 +186,32 @@ static void test_no_stream(void **state)
     kvp_nats_close(nats, 0);
 }
 
+/* The stream goes and comes beside a subscription, and its consumer with it: the client makes that anew. */
+static void test_stream_made_anew(void **state)
+{
+    struct inbox inbox = INBOX;
+    struct kvp_nats *nats = start(), *other = nats_client(&server);
+    struct kvp_nats_sub *sub = subscribe(nats, "EVENTS", "D", &inbox);
+
+    (void)state;
+    say(other, "a");
+    wait_until(has(&inbox, "a,"));
+    nats_ask_stream(other, "DELETE", "", "\"success\"");
+    nats_ask_stream(other, "CREATE", "{\"name\":\"EVENTS\",\"subjects\":[\"k.>\"]}", "\"created\"");
+    say(other, "b");
+    wait_until(has(&inbox, "a,b,"));
+    kvp_nats_unsubscribe(sub);
+    kvp_nats_close(nats, 0);
+    kvp_nats_close(other, 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_goes_on, stop),
         cmocka_unit_test_teardown(test_one_at_a_time, stop),
         cmocka_unit_test_teardown(test_no_stream, stop),
+        cmocka_unit_test_teardown(test_stream_made_anew, stop),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

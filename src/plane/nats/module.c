@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/queue.h>
 
+#include "base/core/clock.h"
 #include "base/core/error.h"
 #include "plane/nats/nkey.h"
 #include "plane/nats_abi.h"
@@ -19,7 +20,9 @@
 #define READ_BYTES (256 << 10)
 #define MIN_MESSAGE 128 /* bytes that a waiting message counts at least */
 #define MAX_UNTAKEN 1   /* messages of a durable consumer on their way: order needs one at a time */
-#define MAX_ENDED 64    /* subscriptions that are destroyed together */
+/* Of a durable consumer; two missed ones: the server has it no more, or the stream. */
+#define HEARTBEAT_NS (3 * KV_NS_PER_S)
+#define MAX_ENDED 64 /* subscriptions that are destroyed together */
 
 struct kvp_link_sub {
     SLIST_ENTRY(kvp_link_sub) next; /* of the ended ones */
@@ -147,12 +150,20 @@ static void on_error(natsConnection *connection, natsSubscription *sub, natsStat
     const char *last = NULL;
     char text[160];
 
+    if (status ==
+        NATS_MISMATCH) /* behind a break: what a durable consumer didn't take comes again */
+        return;
     if (natsConnection_GetLastError(connection, &last) != NATS_OK || !last || !*last)
         last = natsStatus_GetText(status);
     /* without its subject: @sub may be gone (nats.c pull request 659) */
-    snprintf(text, sizeof(text), "%s",
-             sub && status == NATS_SLOW_CONSUMER ? natsStatus_GetText(status) : last);
+    if (status == NATS_MISSED_HEARTBEAT)
+        last = "the durable consumer is gone";
+    else if (sub && status == NATS_SLOW_CONSUMER)
+        last = natsStatus_GetText(status);
+    snprintf(text, sizeof(text), "%s", last);
     link->hooks.error(link->hooks.arg, text);
+    if (status == NATS_MISSED_HEARTBEAT) /* a new connection subscribes again, until it is there */
+        natsConnection_Close(connection);
 }
 
 /* ---- connections ---- */
@@ -467,6 +478,7 @@ static int subscribe_durable(struct kvp_link_sub *sub, const char *subject,
     config.AckPolicy = js_AckExplicit;
     config.FilterSubject = subject;
     config.MaxAckPending = MAX_UNTAKEN;
+    config.Heartbeat = HEARTBEAT_NS;
     options.Stream = durable->stream;
     options.Consumer = durable->name;
     options.ManualAck = true;
