@@ -138,7 +138,10 @@ static void hear_booked(struct ksel *s, struct ksel_peer *peer, const struct kse
         enter(s, peer, n, now_ns);
 }
 
-/* Note progress or the end of a booking that was told as @n. */
+/*
+ * Note progress or the end of a booking that was told as @n. An end that a third replica tells may come before
+ * the booking, which its origin tells: it is remembered, or the booking would stay until it expires.
+ */
 static void hear_change(struct ksel *s, const struct ksel_peer *peer, const struct ksel_notice *n,
                         uint64_t now_ns)
 {
@@ -146,8 +149,12 @@ static void hear_change(struct ksel *s, const struct ksel_peer *peer, const stru
     struct ksel_fleet *fleet = ksel_fleet_booked(s, n->id, n->id_len, &b);
     uint64_t at_ns = time_here(peer, n->at_ns, now_ns);
 
-    if (!fleet || b.origin != n->origin || b.stamp != n->stamp)
+    if (!fleet || b.origin != n->origin || b.stamp != n->stamp) {
+        if (n->kind == KSEL_NOTICE_FREED && !peer->in_snapshot && n->origin != peer->origin &&
+            n->origin != s->peers.origin && !ksel_has_ended(s, n->origin, n->stamp))
+            ksel_remember_end(&s->peers, n->origin, n->stamp, n->id, n->id_len, n->lost);
         return;
+    }
     if (n->kind == KSEL_NOTICE_FREED)
         (void)kvsel_free(fleet->books, n->id, n->id_len, n->lost ? KVSEL_LOST : KVSEL_DONE, at_ns);
     else if (n->kind == KSEL_NOTICE_FIRST_TOKEN)

@@ -32,12 +32,15 @@ struct ksel_fleet;
 #define KSEL_FOLLOWERS_MAX 64 /* peers that follow at a time */
 #define KSEL_ENDS 16384       /* remembered ends of peers' bookings */
 
-/** The end of a peer's booking, told by its client here. */
+/** The end of a peer's booking, told by its client here, or by another peer before the booking itself. */
 struct ksel_end {
     uint64_t origin, stamp, at_ns;
     char *id; /* NULL: a free place */
     size_t id_len;
     bool lost;
+    uint32_t
+        first; /* of the chain whose number is this place's, whatever is at it: a place, plus 1; 0: none */
+    uint32_t next; /* of this end's chain: the same */
 };
 
 /** A peer that is followed. */
@@ -93,7 +96,10 @@ void ksel_tell_booked(struct ksel *s, const struct ksel_fleet *fleet, const char
 /** Tell of progress or the end, before it is noted in the books. @output: tokens so far. */
 void ksel_tell(struct ksel *s, enum ksel_notice_kind kind, const struct kvsel_booking *booking,
                uint64_t output, bool lost);
-/** Return true when a client ended this booking here. */
+/** Remember that a peer's booking ended. */
+void ksel_remember_end(struct ksel_peers *p, uint64_t origin, uint64_t stamp, const char *id,
+                       size_t len, bool lost);
+/** Return true when the end of this booking is remembered. */
 bool ksel_has_ended(const struct ksel *s, uint64_t origin, uint64_t stamp);
 
 /** GET /bookings: the stream to a peer. */

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "base/core/clock.h"
+#include "base/core/mix.h"
 #include "selector/selector.h"
 
 #define ALIVE_NS (250 * KV_NS_PER_MS) /* longest silence of a stream */
@@ -12,14 +13,36 @@
 
 /* -- ends that peers may not have heard of ------------------------------------------------------- */
 
-static void remember_end(struct ksel_peers *p, const struct kvsel_booking *b, bool lost)
+/* Return the number of the chain of a booking's end. */
+static size_t chain_of(uint64_t origin, uint64_t stamp)
 {
-    struct ksel_end end = {.origin = b->origin,
-                           .stamp = b->stamp,
+    return kv_mix(origin ^ kv_mix(stamp)) % KSEL_ENDS;
+}
+
+/* Free the place, if it is taken. */
+static void forget_end(struct ksel_end *ends, size_t at)
+{
+    struct ksel_end *end = &ends[at];
+    uint32_t *link = &ends[chain_of(end->origin, end->stamp)].first;
+
+    if (!end->id)
+        return;
+    while (*link != at + 1)
+        link = &ends[*link - 1].next;
+    *link = end->next;
+    free(end->id);
+}
+
+void ksel_remember_end(struct ksel_peers *p, uint64_t origin, uint64_t stamp, const char *id,
+                       size_t len, bool lost)
+{
+    struct ksel_end end = {.origin = origin,
+                           .stamp = stamp,
                            .at_ns = kv_now_ns(),
-                           .id = malloc(b->id_len + 1),
-                           .id_len = b->id_len,
+                           .id = malloc(len + 1),
+                           .id_len = len,
                            .lost = lost};
+    uint32_t *first;
 
     if (!p->ends)
         p->ends = calloc(KSEL_ENDS, sizeof(*p->ends));
@@ -27,8 +50,12 @@ static void remember_end(struct ksel_peers *p, const struct kvsel_booking *b, bo
         free(end.id); /* the end is only told */
         return;
     }
-    memcpy(end.id, b->id, b->id_len);
-    free(p->ends[p->next_end].id);
+    memcpy(end.id, id, len);
+    forget_end(p->ends, p->next_end);
+    first = &p->ends[chain_of(origin, stamp)].first;
+    end.next = *first;
+    *first = (uint32_t)p->next_end + 1;
+    end.first = p->ends[p->next_end].first;
     p->ends[p->next_end] = end;
     p->next_end = (p->next_end + 1) % KSEL_ENDS;
 }
@@ -36,11 +63,11 @@ static void remember_end(struct ksel_peers *p, const struct kvsel_booking *b, bo
 bool ksel_has_ended(const struct ksel *s, uint64_t origin, uint64_t stamp)
 {
     const struct ksel_end *ends = s->peers.ends;
+    uint32_t at = ends ? ends[chain_of(origin, stamp)].first : 0;
 
-    for (size_t i = 0; ends && i < KSEL_ENDS && ends[i].id; i++)
-        if (ends[i].stamp == stamp && ends[i].origin == origin)
-            return true;
-    return false;
+    while (at && (ends[at - 1].stamp != stamp || ends[at - 1].origin != origin))
+        at = ends[at - 1].next;
+    return at != 0;
 }
 
 /* -- notices ------------------------------------------------------------------------------------- */
@@ -105,7 +132,8 @@ void ksel_tell(struct ksel *s, enum ksel_notice_kind kind, const struct kvsel_bo
         return;
     add(s, &notice);
     if (kind == KSEL_NOTICE_FREED && booking->origin != s->peers.origin)
-        remember_end(&s->peers, booking, lost);
+        ksel_remember_end(&s->peers, booking->origin, booking->stamp, booking->id, booking->id_len,
+                          lost);
 }
 
 /* -- a stream ------------------------------------------------------------------------------------ */

@@ -144,7 +144,10 @@ def dump_text(indexer):
 
 
 class Proxy:
-    """A TCP relay in front of a server that can be cut: then it closes what is open and refuses what comes."""
+    """A TCP relay in front of a server that can be cut: then it closes what is open and refuses what comes.
+
+    While flow is cleared, it holds what it gets.
+    """
 
     def __init__(self, endpoint):
         host, port = endpoint.removeprefix("tcp://").rsplit(":", 1)
@@ -153,6 +156,8 @@ class Proxy:
         self.endpoint = f"tcp://127.0.0.1:{self.port}"
         self._lock = threading.Lock()
         self._listener, self._open = None, []
+        self.flow = threading.Event()
+        self.flow.set()
         self.mend()
 
     def mend(self):
@@ -188,6 +193,7 @@ class Proxy:
                         data = key.fileobj.recv(65536)
                         if not data:
                             return
+                        self.flow.wait()
                         key.data.sendall(data)
             except (OSError, ValueError):
                 pass

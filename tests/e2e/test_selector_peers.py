@@ -130,6 +130,27 @@ def test_partition():
             wait_same([a, b], ["r1", "r2", "r5", "a"])
 
 
+def test_end_overtakes():
+    """An end that one replica tells comes before the booking that another one tells: nothing stays of it."""
+    a_port, b_port = free_port(), free_port()
+    with replica(a_port, [b_port]) as a, replica(b_port, [a_port]) as b:
+        to_a = Proxy(f"tcp://127.0.0.1:{a_port}")
+        with replica(free_port(), [to_a.port, b_port]) as c:
+            for s, n in ((a, 1), (b, 1), (c, 2)):
+                wait_until(lambda s=s, n=n: metric(s, "peers_followed") == n, what="all follow", timeout=30)
+            to_a.flow.clear()
+            try:
+                a.reserve(TOKENS, selection_id="short")
+                wait_until(lambda: "short" in bookings(b), timeout=30)
+                equal(b.free("short"), 200)
+                b.reserve(TOKENS, selection_id="of b")
+                wait_until(lambda: "of b" in bookings(c), what="c has heard what b told", timeout=30)
+            finally:
+                to_a.flow.set()
+            a.reserve(TOKENS, selection_id="of a")
+            wait_same([a, b, c], ["of a", "of b"])
+
+
 def test_access():
     """Peers have a token, as those of kv-indexer have; a peer that tells nothing, and itself, are harmless."""
     with tempfile.TemporaryDirectory() as folder:

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Notices through their text and back; the log with followers that keep up, and one that doesn't. */
+/* Notices through their text and back; the log with followers that keep up, and one that doesn't; ends. */
 #include <errno.h>
+#include <stdlib.h>
 
 #include "base/unit.h"
 #include "selector/notice.h"
 #include "selector/notices.h"
+#include "selector/selector.h"
 
 enum { TURNS = 2000, HASHES = 40 };
 
@@ -209,12 +211,32 @@ static void followers_get_all_or_know(void **state)
     kh_pipe_destroy(pipes[1]);
 }
 
+/* Of ends the last KSEL_ENDS are known, each by both its numbers. */
+static void ends_are_remembered(void **state)
+{
+    static struct ksel s;
+    uint64_t n = 2 * KSEL_ENDS + 77;
+
+    (void)state;
+    assert_false(ksel_has_ended(&s, 1, 1));
+    for (uint64_t i = 0; i < n; i++)
+        ksel_remember_end(&s.peers, i % 3, i, "id", 2, false);
+    for (uint64_t i = 0; i < n; i++) {
+        assert_int_equal(ksel_has_ended(&s, i % 3, i), i >= n - KSEL_ENDS);
+        assert_false(ksel_has_ended(&s, i % 3 + 1, i));
+    }
+    for (size_t i = 0; i < KSEL_ENDS; i++)
+        free(s.peers.ends[i].id);
+    free(s.peers.ends);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(written_and_read_they_are_equal),
         cmocka_unit_test(what_is_none),
         cmocka_unit_test(followers_get_all_or_know),
+        cmocka_unit_test(ends_are_remembered),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
