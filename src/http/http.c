@@ -186,13 +186,34 @@ int kh_http_start(int fd, const struct kh_http_opts *opts, struct kh_http **ret,
     return 0;
 }
 
-static void wait_until_idle(struct kh_http *http, uint64_t limit_ms)
+static uint64_t streams_of(struct kh_http *http)
 {
-    uint64_t deadline = kv_now_ns() + limit_ms * KV_NS_PER_MS;
+    uint64_t n;
 
-    while (atomic_load_explicit(&http->in_flight, memory_order_relaxed) > 0 &&
-           kv_now_ns() < deadline)
+    pthread_mutex_lock(&http->lock);
+    n = http->n_streams;
+    pthread_mutex_unlock(&http->lock);
+    return n;
+}
+
+/*
+ * Hang up on new connections, and wait until no request is running, or with @but_streams none but streamed
+ * replies: @limit_ms at most, from the first call on.
+ */
+static void wait_until_idle(struct kh_http *http, bool but_streams, uint64_t limit_ms)
+{
+    if (!atomic_exchange_explicit(&http->stopping, true, memory_order_relaxed))
+        http->stopping_ns = kv_now_ns();
+    while (atomic_load_explicit(&http->in_flight, memory_order_relaxed) >
+               (but_streams ? streams_of(http) : 0) &&
+           kv_now_ns() < http->stopping_ns + limit_ms * KV_NS_PER_MS)
         nanosleep(&(struct timespec){.tv_nsec = 5 * KV_NS_PER_MS}, NULL);
+}
+
+void kh_http_drain(struct kh_http *http, uint64_t drain_ms)
+{
+    if (http)
+        wait_until_idle(http, true, drain_ms);
 }
 
 /*
@@ -204,8 +225,7 @@ void kh_http_stop(struct kh_http *http, uint64_t drain_ms)
 {
     if (!http)
         return;
-    atomic_store_explicit(&http->stopping, true, memory_order_relaxed);
-    wait_until_idle(http, drain_ms);
+    wait_until_idle(http, false, drain_ms);
     kh_http_cancel_streams(http);
     kh_slow_stop(http->slow);
     if (kh_conns_hang_up_all(http->conns, HANG_UP_MS))

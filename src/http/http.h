@@ -138,6 +138,12 @@ int kh_http_start(int fd, const struct kh_http_opts *opts, struct kh_http **ret,
                   struct kv_error *error);
 
 /**
+ * Hang up on new connections, and let running requests finish, streamed replies aside, for @drain_ms at
+ * most. NULL is a no-op. The time of kh_http_stop counts from this call on.
+ */
+void kh_http_drain(struct kh_http *http, uint64_t drain_ms);
+
+/**
  * Hang up on new connections, let running requests finish for @drain_ms at most, then close. NULL
  * is a no-op.
  */

@@ -60,6 +60,7 @@ struct kh_http {
     struct kh_linger *linger;
     struct kh_slow *slow;
     atomic_bool stopping;
+    uint64_t stopping_ns; /* when that began; for the thread that stops */
     atomic_size_t in_flight;
     _Atomic uint64_t overloaded, bad_framing;
     pthread_mutex_t lock; /* guards the fields below */

@@ -38,9 +38,9 @@ struct ksel_end {
     char *id; /* NULL: a free place */
     size_t id_len;
     bool lost;
-    uint32_t
-        first; /* of the chain whose number is this place's, whatever is at it: a place, plus 1; 0: none */
-    uint32_t next; /* of this end's chain: the same */
+    /* Places plus 1; 0: none. */
+    uint32_t first; /* of the chain that has this place's number */
+    uint32_t next;  /* of this end's chain */
 };
 
 /** A peer that is followed. */

@@ -13,6 +13,7 @@
 #include "selector/envoy.h"
 
 #define TICK_MS 500
+#define DRAIN_MS 4000 /* of running requests at a stop; the streams to peers get a second more */
 #define NOTES_BYTES ((size_t)16 << 20) /* of bookings that expire in one tick */
 
 struct ksel *ksel_of(void *service)
@@ -541,12 +542,13 @@ static int start(struct ki_service *service, struct kv_error *error)
     return rc < 0 ? rc : ksel_envoy_start(s, error);
 }
 
-/* Streams of Envoy that end free their bookings, and the peers hear of it. */
+/* Envoy's streams free their bookings as they end, and requests tell of theirs: the peers hear of it, too. */
 static void end(struct ki_service *service)
 {
     struct ksel *s = ksel_of(service);
 
     ksel_envoy_end(s);
+    kh_http_drain(atomic_load_explicit(&service->http, memory_order_acquire), DRAIN_MS);
     ksel_peers_end(s);
 }
 

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replicas of kv-selector: each knows the bookings of all, through ends, kills and partitions."""
+import json
 import os
+import signal
+import socket
 import tempfile
 
 from kvtest import *
@@ -149,6 +152,29 @@ def test_end_overtakes():
                 to_a.flow.set()
             a.reserve(TOKENS, selection_id="of a")
             wait_same([a, b, c], ["of a", "of b"])
+
+
+def test_stop():
+    """What a client is told while a replica stops is told to its peers, too."""
+    with Replicas(2) as (a, b):
+        body = json.dumps({"model_name": MODEL, "token_ids": TOKENS, "selection_id": "late"}).encode()
+        with socket.create_connection(("127.0.0.1", a.port)) as late:
+            late.sendall(b"POST /select_and_reserve HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                         b"Content-Length: %d\r\n\r\n" % len(body) + body[:20])
+            wait_until(lambda: a.metrics()["kv_indexer_http_in_flight"] >= 3, what="a reads it, beside the stream and this", timeout=30)
+            a.process.send_signal(signal.SIGTERM)
+            wait_until(lambda: not serves(a), what="a takes no connections", timeout=30)
+            late.sendall(body[20:])
+            answer = b"".join(iter(lambda: late.recv(65536), b""))
+        check(answer.startswith(b"HTTP/1.1 200"), f"{answer[:200]!r}")
+        wait_until(lambda: "late" in bookings(b), what="b knows the booking", timeout=30)
+
+
+def serves(s):
+    try:
+        return s.get("/health").status == 200
+    except OSError:
+        return False
 
 
 def test_access():
