@@ -9,6 +9,8 @@
 #include "base/core/log.h"
 #include "selector/selector.h"
 
+#define CLOCKS_APART 1000 /* two clocks differ by less than the 1000th part of a time */
+
 /* Return a time of the peer's clock by the clock here, @now_ns at most. */
 static uint64_t time_here(const struct ksel_peer *peer, uint64_t ns, uint64_t now_ns)
 {
@@ -21,14 +23,17 @@ static uint64_t time_here(const struct ksel_peer *peer, uint64_t ns, uint64_t no
 
 /*
  * Take the least delay between the peer's clock and the receipt here as the difference of the clocks: the
- * others came later than they could.
+ * others came later than they could. One clock may be slower than the other, so the least one grows with time.
  */
 static void measure_clock(struct ksel_peer *peer, uint64_t at_ns, uint64_t now_ns, bool first)
 {
-    uint64_t offset = now_ns - at_ns;
+    uint64_t offset = now_ns - at_ns, growth = (now_ns - peer->measured_ns) / CLOCKS_APART;
 
-    if (first || (int64_t)(offset - peer->offset_ns) < 0)
+    if (first || (int64_t)(offset - peer->offset_ns) < (int64_t)growth)
         peer->offset_ns = offset;
+    else
+        peer->offset_ns += growth;
+    peer->measured_ns = now_ns;
 }
 
 /* Return true when @origin itself is followed, and has told all of its bookings. */

@@ -57,6 +57,7 @@ struct ksel_peer {
     bool tried, failed; /* asked once; the last time in vain */
     /* Used by its thread only: */
     uint64_t offset_ns;      /* to add to its times, modulo 2^64 */
+    uint64_t measured_ns;    /* when that was measured last */
     uint64_t snapshot_stamp; /* of the snapshot that is read */
     struct kv_buf seen;      /* uint64_t: stamps of its own bookings in that */
 };

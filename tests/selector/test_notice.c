@@ -230,6 +230,29 @@ static void ends_are_remembered(void **state)
     free(s.peers.ends);
 }
 
+/* Clocks that run apart for ten days are still known to a millisecond, whatever is delayed on the way. */
+static void clocks_run_apart(void **state)
+{
+    static struct ksel s;
+    struct ksel_peer peer = {.s = &s};
+    const uint64_t step = UINT64_C(250000000), steps = 10 * 86400 * 4;
+    struct ksel_notice n = {.kind = KSEL_NOTICE_HELLO, .origin = 1};
+
+    (void)state;
+    pthread_mutex_init(&s.lock, NULL);
+    for (uint64_t i = 0; i < steps; i++) {
+        uint64_t now = i * step, delay = i % 3 ? UINT64_C(5000000) : 0;
+
+        n.at_ns = now - now / 10000; /* 100 ppm slower */
+        ksel_hear(&peer, &n, now + delay);
+        n.kind = KSEL_NOTICE_ALIVE;
+        if ((int64_t)(peer.offset_ns - now / 10000) > 1000000)
+            fail_msg("step %lu: offset %lu", (unsigned long)i, (unsigned long)peer.offset_ns);
+    }
+    assert_true(peer.offset_ns + 1000000 > steps * step / 10000);
+    pthread_mutex_destroy(&s.lock);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -237,6 +260,7 @@ int main(void)
         cmocka_unit_test(what_is_none),
         cmocka_unit_test(followers_get_all_or_know),
         cmocka_unit_test(ends_are_remembered),
+        cmocka_unit_test(clocks_run_apart),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
