@@ -103,6 +103,7 @@ struct kh_reply {
     kh_produce_fn produce;
     void (*done)(void *arg);
     void *produce_arg;
+    bool endless; /* the streamed body may take longer than opts.stream_limit_ms */
 };
 
 void kh_reply_header(struct kh_reply *reply, const char *name, const char *value);
@@ -115,8 +116,9 @@ struct kh_http_opts {
     uint64_t idle_timeout_ms;
     /* Limit of bodies and replies together, beyond 64 KiB of each connection (budget.h). */
     size_t bodies_bytes;
-    uint32_t max_streams; /* most streamed replies at a time */
-    bool tls;             /* serve HTTPS with the process's kh_tls */
+    uint32_t max_streams;     /* most streamed replies at a time */
+    uint64_t stream_limit_ms; /* longest time of one; 0: an hour */
+    bool tls;                 /* serve HTTPS with the process's kh_tls */
     const struct kh_route *routes;
     size_t n_routes;
     /*

@@ -193,9 +193,11 @@ void kh_http_drop_producer(struct kh_reply *reply)
 /* from here on the stream calls done(), not the reply */
 static struct MHD_Response *stream_response(struct kh_exchange *ex)
 {
+    uint64_t limit_ms = ex->http->opts.stream_limit_ms;
     struct MHD_Response *response;
     struct kh_stream *stream;
 
+    limit_ms = limit_ms ? limit_ms : STREAM_LIMIT_MS;
     if (make_stream(ex, &stream) < 0) {
         kh_http_drop_producer(&ex->reply);
         atomic_fetch_add_explicit(&ex->http->overloaded, 1, memory_order_relaxed);
@@ -210,7 +212,7 @@ static struct MHD_Response *stream_response(struct kh_exchange *ex)
     if (!response)
         stream_free(stream);
     else
-        kh_conn_start(ex->conn, KH_PATIENCE_MS, STREAM_LIMIT_MS);
+        kh_conn_start(ex->conn, KH_PATIENCE_MS, ex->reply.endless ? 0 : limit_ms);
     return response;
 }
 

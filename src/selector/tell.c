@@ -317,4 +317,5 @@ void ksel_api_bookings(void *service, struct kh_request *request, struct kh_repl
     reply->content_type = "application/x-ndjson";
     reply->produce = produce;
     reply->produce_arg = ksel_of(service);
+    reply->endless = true;
 }
