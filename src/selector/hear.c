@@ -164,7 +164,7 @@ static void hear_change(struct ksel *s, const struct ksel_peer *peer, const stru
         (void)kvsel_free(fleet->books, n->id, n->id_len, n->lost ? KVSEL_LOST : KVSEL_DONE, at_ns);
     else if (n->kind == KSEL_NOTICE_FIRST_TOKEN)
         (void)kvsel_first_token(fleet->books, n->id, n->id_len, at_ns);
-    else
+    else if (n->kind == KSEL_NOTICE_OUTPUT) /* what isn't known here is no progress */
         (void)kvsel_output(fleet->books, n->id, n->id_len,
                            n->output > b.output ? n->output - b.output : 0, at_ns);
 }
@@ -254,7 +254,7 @@ void ksel_hear(struct ksel_peer *peer, const struct ksel_notice *n, uint64_t now
 
     measure_clock(peer, n->at_ns, now_ns, n->kind == KSEL_NOTICE_HELLO);
     pthread_mutex_lock(&s->lock);
-    s->peers.heard++;
+    s->peers.heard += n->id != NULL;
     if (!n->id)
         hear_plain(s, peer, n, now_ns);
     else if (n->kind == KSEL_NOTICE_BOOKED)

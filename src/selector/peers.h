@@ -75,7 +75,7 @@ struct ksel_peers {
     struct ksel_peer *list;
     struct ksel_end *ends; /* KSEL_ENDS, the place of the oldest is at next_end; NULL: none yet */
     size_t next_end;
-    uint64_t heard, snapshots, conflicts; /* notices; whole snapshots; ids used twice */
+    uint64_t heard, snapshots, conflicts; /* notices of bookings; whole snapshots; ids used twice */
     struct kv_buf line;                   /* a notice being written */
 };
 

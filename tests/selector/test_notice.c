@@ -250,6 +250,7 @@ static void clocks_run_apart(void **state)
             fail_msg("step %lu: offset %lu", (unsigned long)i, (unsigned long)peer.offset_ns);
     }
     assert_true(peer.offset_ns + 1000000 > steps * step / 10000);
+    assert_int_equal(s.peers.heard, 0); /* none told of a booking */
     pthread_mutex_destroy(&s.lock);
 }
 
