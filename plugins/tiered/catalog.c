@@ -407,7 +407,7 @@ static int read_changes(struct trd_catalog *catalog, struct kvs_store *store, bo
 
     if (rc < 0)
         return rc;
-    same = atomic_load(&catalog->state) != TRD_UNREAD && has == catalog->has_mark &&
+    same = atomic_load(&catalog->state) != TRD_UNREAD && has == atomic_load(&catalog->has_mark) &&
            memcmp(mark, catalog->mark, sizeof(mark)) == 0 && !atomic_load(&catalog->stale);
     if (!same && has) {
         rc = reload(catalog, store);
@@ -419,7 +419,7 @@ static int read_changes(struct trd_catalog *catalog, struct kvs_store *store, bo
     if (rc < 0)
         return rc;
     *ret_changed |= !same;
-    catalog->has_mark = has;
+    atomic_store(&catalog->has_mark, has);
     memcpy(catalog->mark, mark, sizeof(mark));
     atomic_store_explicit(&catalog->checked_ns, begin, memory_order_release);
     return 0;

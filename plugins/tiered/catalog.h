@@ -71,7 +71,7 @@ struct trd_catalog {
     struct trd_packs *packs; /* not NULL with TRD_PACKS */
     pthread_mutex_t reading; /* one thread reads packs; guards what follows */
     uint8_t mark[TRD_MARK_LEN];
-    bool has_mark;
+    atomic_bool has_mark; /* written with reading held, and read by anybody */
     atomic_bool
         unsure; /* an index couldn't be read for now: what no place has may be in that pack */
     atomic_bool

@@ -282,7 +282,7 @@ static int read_catalog(struct trd_packing *p)
 {
     int rc = trd_catalog_read(p->catalog, p->to, 0, NULL);
 
-    if (rc == 0 && !p->catalog->has_mark) {
+    if (rc == 0 && !atomic_load(&p->catalog->has_mark)) {
         rc = trd_write_mark(p->to);
         rc = rc < 0 ? rc : trd_catalog_read(p->catalog, p->to, 0, NULL);
     }
