@@ -25,7 +25,6 @@ struct slots {
         const struct kvi_windows *windows;
         size_t item;
         size_t share; /* its deepest share of blocks that may be in lower tiers, or KVI_NO_SHARE */
-        bool below;   /* there is one */
     } * windowed;     /* items whose holders have windows */
     size_t n_windowed, windowed_capacity;
     size_t n;
@@ -165,8 +164,7 @@ static int add_windowed(struct find *find, const struct kvi_holder *holder,
     if (!items)
         return -ENOMEM;
     slots->windowed = items;
-    slots->windowed[slots->n_windowed] =
-        (struct windowed){windows, find->matches->n, KVI_NO_SHARE, false};
+    slots->windowed[slots->n_windowed] = (struct windowed){windows, find->matches->n, KVI_NO_SHARE};
     rc = add_item(find, holder, holder->id, ret);
     if (!rc)
         slots->slot[holder->id].item = WINDOWED | slots->n_windowed++;
@@ -213,7 +211,6 @@ __attribute__((noinline)) static int take_main(struct find *find, uint64_t entry
                                                        .above = of->share});
     if (share == KVI_NO_SHARE)
         return -ENOMEM;
-    of->below = true;
     of->share = share;
     return 0;
 }
@@ -433,7 +430,7 @@ __attribute__((noinline)) static int cut_matches(struct find *find)
     for (size_t i = 0; i < slots->n_windowed && !rc; i++) {
         const struct kvi_windows *windows = slots->windowed[i].windows;
         struct kvi_match *item = &matches->items[slots->windowed[i].item];
-        bool below = slots->windowed[i].below;
+        bool below = slots->windowed[i].share != KVI_NO_SHARE;
         uint32_t n_tiers = below || windows->lower || windows->alone ? KV_N_TIERS : 1;
         struct kvi_view view;
 
