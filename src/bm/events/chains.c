@@ -131,6 +131,12 @@ void kvbm_chains_sweep(struct kvbm_chains *chains, size_t *at, size_t n)
     *at = chains->slots && i <= mask_of(chains) ? i : 0;
 }
 
+void kvbm_chains_clear(struct kvbm_chains *chains)
+{
+    free(chains->slots);
+    *chains = (struct kvbm_chains){.max = chains->max};
+}
+
 void kvbm_chains_fini(struct kvbm_chains *chains)
 {
     free(chains->slots);

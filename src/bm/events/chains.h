@@ -58,6 +58,9 @@ void kvbm_chains_see(struct kvbm_chains *chains, uint64_t id);
  */
 void kvbm_chains_sweep(struct kvbm_chains *chains, size_t *at, size_t n);
 
+/** Forget all blocks. max stays. */
+void kvbm_chains_clear(struct kvbm_chains *chains);
+
 void kvbm_chains_fini(struct kvbm_chains *chains);
 
 #endif

@@ -169,8 +169,7 @@ static void put(struct kvbm_dynamo *d, struct kve_router_event *event)
 static void lose(struct kvbm_dynamo *d, uint64_t n)
 {
     d->lost += n;
-    kvbm_chains_fini(&d->placed);
-    d->placed.max = MAX_PLACED;
+    kvbm_chains_clear(&d->placed);
 }
 
 /* Publish a loss. Wait for room first, since the next event may be far off. */

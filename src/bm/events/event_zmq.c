@@ -109,8 +109,7 @@ static int publish_event(struct zmq_sink *sink, size_t n)
 static void lose(struct zmq_sink *sink, uint64_t n)
 {
     sink->lost += n;
-    kvbm_chains_fini(&sink->blocks);
-    sink->blocks.max = MAX_BLOCKS;
+    kvbm_chains_clear(&sink->blocks);
     sink->knows_all = true;
 }
 
