@@ -33,15 +33,20 @@ static void on_change(void *arg, const struct kvbm_directory_peer *peer, bool is
     atomic_fetch_add(&there, is_there ? 1 : -1);
 }
 
-static struct kvbm_agent *listen_at(const char *name, char *endpoint, size_t size)
+/* @endpoint becomes where the agent listens; NULL: it doesn't. */
+static struct kvbm_agent *make_agent(const char *name, char *endpoint, size_t size)
 {
     const char *any = "tcp:127.0.0.1:0";
-    const struct kvbm_agent_opts who = {
-        .size = sizeof(who), .name = name, .fingerprint = "example", .listen = &any, .n_listen = 1};
+    const struct kvbm_agent_opts who = {.size = sizeof(who),
+                                        .name = name,
+                                        .fingerprint = "example",
+                                        .listen = &any,
+                                        .n_listen = endpoint != NULL};
     struct kvbm_agent *agent;
 
     must(kvbm_agent_create(&who, &agent), "agent");
-    must(kvbm_agent_endpoint(agent, 0, endpoint, size, NULL), "endpoint");
+    if (endpoint)
+        must(kvbm_agent_endpoint(agent, 0, endpoint, size, NULL), "endpoint");
     return agent;
 }
 
@@ -73,16 +78,11 @@ int main(void)
 
     must(close(mkstemp(path)), path);
     snprintf(peers, sizeof(peers), "file:%s", path);
-    agents[0] = listen_at("prefill-0", at[0], sizeof(at[0]));
-    agents[1] = listen_at("prefill-1", at[1], sizeof(at[1]));
+    agents[0] = make_agent("prefill-0", at[0], sizeof(at[0]));
+    agents[1] = make_agent("prefill-1", at[1], sizeof(at[1]));
     write_list(path, at[0], "");
     must(kvbm_directory_open(&look, &directory), "directory");
-    reader = NULL;
-    must(kvbm_agent_create(&(struct kvbm_agent_opts){.size = sizeof(struct kvbm_agent_opts),
-                                                     .name = "decode-0",
-                                                     .fingerprint = "example"},
-                           &reader),
-         "agent");
+    reader = make_agent("decode-0", NULL, 0);
     must(kvbm_agent_follow(reader, &follow, &follower), "follow");
 
     write_list(path, at[0], at[1]); /* another engine has started */

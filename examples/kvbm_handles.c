@@ -29,12 +29,13 @@ static void must(long rc, const char *what)
     exit(1);
 }
 
-static unsigned char *bytes_of(const struct engine *e, uint32_t block)
+/* K of layer 0 of a block. */
+static struct kvbm_view k_of(const struct engine *e, uint32_t block)
 {
     struct kvbm_view view;
 
-    must(kvbm_layout_block(e->layout, block, &view), "block");
-    return (unsigned char *)(uintptr_t)view.addr;
+    must(kvbm_pool_view(e->pool, block, 0, 0, &view), "view");
+    return view;
 }
 
 static void start(struct engine *e)
@@ -80,8 +81,10 @@ static void serve(struct engine *e)
 
     must(kvbm_pool_allocate(e->pool, PROMPT, blocks, NULL), "allocate");
     for (uint32_t i = 0; i < PROMPT; i++) {
+        struct kvbm_view k = k_of(e, blocks[i].handle.block);
+
         at[i] = blocks[i].handle.block;
-        memset(bytes_of(e, at[i]), (int)keys[i], 8192);
+        memset((void *)(uintptr_t)k.addr, (int)keys[i], k.len); /* the engine writes it */
     }
     must(kvbm_pool_register_chain(e->pool, blocks, PROMPT, &prompt, held), "register");
     must(kvbm_cache_store(e->cache, &prompt, PROMPT, at, WAIT_MS), "store");
@@ -114,7 +117,7 @@ int main(void)
     must(n, "onboard");
     printf("%ld blocks found and pinned, %ld onboarded\n", ready, n);
     for (long i = 0; i < n; i++)
-        if (*bytes_of(&e, mine[i].handle.block) != keys[i])
+        if (*(const unsigned char *)(uintptr_t)k_of(&e, mine[i].handle.block).addr != keys[i])
             return 1;
     must(kvbm_pool_release(host, found, (size_t)ready), "release");
     must(kvbm_pool_release(e.pool, mine, (size_t)n), "release");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * A block through all of its states, and what the rest of a program sees of it: hashes, events, uses,
- * memory, metrics. docs/kvbm.md has the states and their transitions.
+ * metrics. docs/kvbm.md has the states and their transitions.
  *
  *     cc -std=gnu11 kvbm_lifecycle.c $(pkg-config --cflags --libs kvbm)
  */
@@ -76,20 +76,13 @@ static int hash_by_hand(struct kvbm_sequence *tokens, uint64_t salt)
 
 /* ---- states ---- */
 
-static struct kvbm_mutable begin(struct kvbm_pool *pool, uint64_t salt)
+/* Begin the first block of a prompt, and write all of its tokens. */
+static void fill(const struct kvbm_mutable *block, uint64_t salt)
 {
     const struct kvbm_block_start start = {.size = sizeof(start), .salt_hash = salt};
-    struct kvbm_mutable block;
-
-    must(kvbm_pool_allocate(pool, 1, &block, NULL), "allocate");
-    must(kvbm_mutable_init_sequence(&block, &start), "init_sequence");
-    return block;
-}
-
-static void fill(const struct kvbm_mutable *block)
-{
     struct kvbm_fill now;
 
+    must(kvbm_mutable_init_sequence(block, &start), "init_sequence");
     for (uint32_t i = 0; i < BLOCK; i++)
         must(kvbm_mutable_add_token(block, i), "add_token");
     must(kvbm_mutable_fill(block, &now, NULL, 0), "fill");
@@ -99,23 +92,18 @@ static void fill(const struct kvbm_mutable *block)
 /* Take a block as far as Registered, with both ways back to Reset. */
 static struct kvbm_immutable live(struct kvbm_pool *pool, uint64_t salt)
 {
-    struct kvbm_mutable block = begin(pool, salt);
-    const struct kvbm_block_start start = {.size = sizeof(start), .salt_hash = salt};
+    struct kvbm_mutable block;
     struct kvbm_complete complete;
     struct kvbm_immutable held;
     struct kvbm_fill now;
-    struct kvbm_view k;
 
-    fill(&block);
+    must(kvbm_pool_allocate(pool, 1, &block, NULL), "allocate");
+    fill(&block, salt);
     must(kvbm_mutable_reset(&block), "reset"); /* the client has gone */
-    must(kvbm_mutable_init_sequence(&block, &start), "init_sequence");
-    fill(&block);
+    fill(&block, salt);
     must(kvbm_mutable_commit(&block, &complete), "commit");
     must(kvbm_complete_reset(&complete, &block), "reset"); /* the kernel has failed */
-    must(kvbm_mutable_init_sequence(&block, &start), "init_sequence");
-    fill(&block);
-    must(kvbm_pool_view(pool, block.handle.block, 0, 0, &k), "view");
-    memset((void *)(uintptr_t)k.addr, 0x4b, k.len); /* the engine writes K of layer 0 */
+    fill(&block, salt);
     must(kvbm_mutable_commit(&block, &complete), "commit");
     must(kvbm_complete_fill(&complete, &now, NULL, 0), "fill");
     printf("block %u: %s\n", complete.handle.block, kvbm_state_name(now.state));
@@ -139,34 +127,15 @@ static void discard(struct kvbm_pool *pool)
 
 /* ---- all of it ---- */
 
-static struct kvbm_layout *make_layout(void)
-{
-    const struct kvbm_layout_config config = {.size = sizeof(config),
-                                              .kind = KVBM_FULLY_CONTIGUOUS,
-                                              .num_blocks = POOL,
-                                              .num_layers = 2,
-                                              .outer_dim = 2,
-                                              .page_size = BLOCK,
-                                              .inner_dim = 64};
-    const struct kvbm_storage_opts memory = {.size = sizeof(memory), .kind = KVBM_STORAGE_SYSTEM};
-    const struct kvbm_allocator allocator = kvbm_allocator_of(&memory);
-    struct kvbm_layout *layout;
-
-    must(kvbm_layout_allocate(&config, &allocator, &layout), "layout");
-    return layout;
-}
-
 /* Print the metrics of all registries of the process, as a scrape of /metrics gets them. */
 static void print_metrics(struct kvbm_registry *registry)
 {
     const struct kvbm_named_registry all[] = {{registry, "example-model"}};
-    long len = kvbm_metrics(all, 1, NULL, 0);
-    char *text = len < 0 ? NULL : malloc((size_t)len + 1);
+    char text[16384];
+    long len = kvbm_metrics(all, 1, text, sizeof(text));
 
-    must(len, "metrics");
-    must(text ? kvbm_metrics(all, 1, text, (size_t)len + 1) : -ENOMEM, "metrics");
+    must(len < (long)sizeof(text) ? len : -ENOSPC, "metrics");
     printf("metrics: %ld bytes, such as %.*s\n", len, (int)strcspn(text, "\n"), text);
-    free(text);
 }
 
 int main(void)
@@ -175,18 +144,16 @@ int main(void)
     const struct kvbm_sequence_opts like = {
         .size = sizeof(like), .block_size = BLOCK, .salt_hash = salt};
     struct kvbm_registry_opts keys = {.size = sizeof(keys)};
-    struct kvbm_pool_opts blocks = {.size = sizeof(blocks), .n_blocks = POOL, .block_size = BLOCK};
+    const struct kvbm_pool_opts blocks = {
+        .size = sizeof(blocks), .n_blocks = POOL, .block_size = BLOCK};
     struct kvbm_immutable held, again;
     struct kvbm_registry *registry;
     struct kvbm_sequence *tokens;
-    struct kvbm_layout *layout;
     struct kvbm_events *events;
     struct kvbm_pool *pool;
     int sink;
 
     kvbm_set_log(on_line, NULL); /* before any other call */
-    layout = make_layout();
-    blocks.layout = layout;
     must(kvbm_events_create(NULL, &events), "events");
     sink = kvbm_events_add_callback(events, KVBM_EVENTS_CONSOLIDATED, on_events, NULL);
     must(sink, "callback");
@@ -218,6 +185,5 @@ int main(void)
     must(kvbm_pool_destroy(pool), "pool");
     must(kvbm_registry_destroy(registry), "registry");
     must(kvbm_events_destroy(events), "events");
-    kvbm_layout_destroy(layout);
     return stored != 1 || removed != 1 || uses != 1;
 }

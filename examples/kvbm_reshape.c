@@ -2,7 +2,7 @@
 /*
  * Two prefill ranks with half of the heads each, one decode rank with all of them: a plan says which
  * heads come from whom, and where their bytes lie in any block. Whoever can address the other side's
- * memory moves the pieces; docs/kvbm-remote.md has the way over sessions (kvbm_plan_read).
+ * memory moves the pieces; kvbm_reshape_read.c reads them over sessions.
  *
  *     cc -std=c11 kvbm_reshape.c $(pkg-config --cflags --libs kvbm)
  */
