@@ -432,9 +432,9 @@ void kvi_cut_reach(struct kvi_view *view, uint32_t reach[KV_N_TIERS])
     bool alone = is_alone(view);
     uint32_t all = alone ? path_length(view) : 0, had = alone ? all : reach[KV_TIER_DEVICE];
 
-    reach[KV_TIER_DEVICE] = cut.base = view->windows->simple ? agree_simply(&cut, had)
-                                       : had                 ? agree(&cut, had)
-                                                             : 0;
+    if (had)
+        had = view->windows->simple ? agree_simply(&cut, had) : agree(&cut, had);
+    reach[KV_TIER_DEVICE] = cut.base = had;
     for (cut.tier = KV_TIER_DEVICE + 1; cut.tier < KV_N_TIERS; cut.tier++)
         reach[cut.tier] =
             view->below ? reach_below(&cut, alone, all, reach[cut.tier - 1]) : reach[cut.tier - 1];
